@@ -1,0 +1,242 @@
+"""The bundle manifest: frozen dataclasses and their JSON form.
+
+The manifest is an index. It names every kernel with what a launcher needs to choose one, and the file that holds the
+kernel's full record; a record is read when its kernel is loaded, so that opening a bundle stays cheap.
+
+Format rule: `FORMAT_VERSION` is ``(major, minor)``. A reader accepts any minor of its own major, ignores keys that it
+does not know in a newer minor, and refuses another major by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import BundleError
+
+FORMAT_VERSION = (1, 0)
+
+# Order of parameters in every kernel: tensor maps, pointers, 64-bit integers, then 32-bit values.
+PARAM_SIZES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class MapAxis:
+    """One dimension of a tensor map, innermost first.
+
+    axis: which axis of the tensor it walks: ``d s h b`` (later ``ratio page``).
+    extent: name of the problem quantity that bounds it, e.g. ``seqlen_k``.
+    box: elements of this axis that one copy moves.
+    """
+
+    axis: str
+    extent: str
+    box: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapRecord:
+    """How to encode one CUtensorMap. The stride of each axis is that of the same axis of `tensor` at run time."""
+
+    tensor: str
+    element: str
+    axes: tuple[MapAxis, ...]
+    swizzle: str  # "none", "32B", "64B", "128B"
+    fill: str = "zero"
+    l2_promotion: str = "256B"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One kernel parameter. Offsets are relative to the first parameter, as in the cubin's parameter table."""
+
+    name: str
+    kind: str  # a key of PARAM_SIZES
+    offset: int
+    size: int
+    tensor_map: TensorMapRecord | None = None
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of the bundle: path relative to the bundle's root, SHA-256 and size in bytes."""
+
+    path: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A named rule of `launch_rules` with its constants."""
+
+    name: str
+    constants: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """Launch geometry that does not depend on the problem, and the rule that gives the grid."""
+
+    threads: int
+    cluster: tuple[int, int, int]
+    dynamic_smem_bytes: int
+    grid: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the cubin uses, read from its ELF."""
+
+    registers: int
+    stack_bytes: int
+    spill_ops: int
+    static_smem_bytes: int
+    tmem_cols: int
+    code_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """Problems that a kernel serves. An empty tuple or None bound means no restriction on that quantity.
+
+    masks: of ``full causal``. packed rows are the query rows of one head (times the ratio, under GQA packing).
+    """
+
+    dtype: str
+    head_dim_qk: int
+    head_dim_v: int
+    masks: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    min_rows: int = 0
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """The index entry of a kernel."""
+
+    id: str
+    family: str
+    arch: str
+    serves: Serves
+    rank: int  # among kernels that serve the same problem the lowest rank is chosen
+    record: FileRecord
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """Everything about one kernel."""
+
+    id: str
+    family: str
+    arch: str
+    build_digest: str
+    symbol: str
+    spec: dict[str, Any]
+    plan: dict[str, Any]
+    serves: Serves
+    rank: int
+    params: tuple[Param, ...]
+    launch: LaunchRecord
+    resources: Resources
+    cubin: FileRecord
+    ptx: FileRecord
+    line_map: FileRecord | None = None
+    source: FileRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """Exact versions that made the bundle."""
+
+    dsl: str
+    cuda: str
+    ptxas: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """Which fmha_gen made the bundle. commit is None outside a checkout."""
+
+    version: str
+    commit: str | None
+    dirty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole index, ``manifest.json``."""
+
+    name: str
+    version: str
+    generator: Generator
+    toolchain: Toolchain
+    min_driver: int  # CUDA driver branch, e.g. 580
+    kernels: tuple[KernelEntry, ...]
+    lse_base: str = "e"
+    format_version: tuple[int, int] = field(default=FORMAT_VERSION)
+
+
+def to_json(obj: Any) -> str:
+    """Deterministic JSON text of a manifest dataclass, with a final newline."""
+    return json.dumps(dataclasses.asdict(obj), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def from_dict(cls: type, data: Any, where: str) -> Any:
+    """Build dataclass `cls` from decoded JSON.
+
+    Unknown keys are ignored (a newer minor format may add some). Raises BundleError naming `where` and the field for a
+    missing key or a value of the wrong type.
+    """
+    return _convert(cls, data, where)
+
+
+def _convert(tp: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(tp):
+        return _convert_dataclass(tp, value, where)
+    origin, args = typing.get_origin(tp), typing.get_args(tp)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise BundleError(f"{where}: {value!r} is not a list; the manifest is damaged or was edited")
+        if args[-1] is Ellipsis:
+            return tuple(_convert(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        if len(value) != len(args):
+            raise BundleError(f"{where}: {len(value)} values, expected {len(args)}; the manifest is damaged or was edited")
+        return tuple(_convert(t, v, f"{where}[{i}]") for i, (t, v) in enumerate(zip(args, value, strict=True)))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise BundleError(f"{where}: {value!r} is not an object; the manifest is damaged or was edited")
+        return {k: _convert(args[1], v, f"{where}.{k}") for k, v in value.items()}
+    if origin is not None:  # a union with None
+        if value is None:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, where)
+    if tp is Any:
+        return value
+    if type(value) is not tp:
+        raise BundleError(f"{where}: {value!r} is not of type {tp.__name__}; the manifest is damaged or was edited")
+    return value
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise BundleError(f"{where}: {value!r} is not an object; the manifest is damaged or was edited")
+    hints = _HINTS.get(cls)
+    if hints is None:
+        hints = _HINTS[cls] = typing.get_type_hints(cls)
+    kwargs = {}
+    for f in dataclasses.fields(cls):
+        if f.name in value:
+            kwargs[f.name] = _convert(hints[f.name], value[f.name], f"{where}.{f.name}")
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise BundleError(f"{where}: key {f.name!r} is missing; the manifest is damaged or was edited")
+    return cls(**kwargs)

@@ -1,0 +1,161 @@
+"""Reading a bundle from disk: the only code that opens a bundle's files.
+
+Standard library, `fmha_gen.errors` and `fmha_gen.manifest` only, so that the run time can use it as it is:
+
+    manifest = read_manifest(root)               # index; format, integrity and safety checked
+    record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
+    cubin = read_verified_file(root, record.cubin)    # the very bytes whose size and SHA-256 were checked
+
+Everything that is wrong raises BundleError naming the file, what was expected and what was found.
+
+Integrity: `manifest.json` carries the SHA-256 of its own text (with the digest itself written as 64 zeros), every
+index entry carries size and SHA-256 of its record, and every record those of its cubin, PTX, line map and source.
+That finds damage and edits; it is no signature, and does not stop someone who recomputes the digests.
+
+Safety: paths are relative, normalised and stay inside the bundle after symlinks are followed; files must be regular
+and not world-writable, nor may the folder be (unless the file system is mounted read-only).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from .errors import BundleError
+from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, to_json
+
+MANIFEST_NAME = "manifest.json"
+MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
+_DIGEST_LINE = re.compile(rb'^ "sha256": "([0-9a-f]{64})",?$', re.MULTILINE)
+_ZEROS = b"0" * 64
+_REBUILD = "rebuild the bundle, or copy it again from its source"
+
+
+def read_manifest(root: str | os.PathLike[str]) -> Manifest:
+    """Read and check the index of the bundle in folder `root`.
+
+    Raises BundleError: no bundle there, unsafe mode, not JSON, another format major, edited, or a damaged field.
+    """
+    folder = Path(root)
+    where = str(folder / MANIFEST_NAME)
+    if not folder.is_dir():
+        raise BundleError(f"{folder}: not a folder; a bundle is the folder that `fmha-gen build` printed")
+    _refuse_world_writable(os.stat(folder), str(folder))
+    raw = _read_regular(folder, MANIFEST_NAME, where)
+    data = _decode(raw, where)
+    _check_format(data, where)
+    _check_self_digest(raw, where)
+    return from_dict(Manifest, data, where)  # type: ignore[no-any-return]
+
+
+def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
+    """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
+    raw = read_verified_file(root, entry.record)
+    where = str(Path(root) / entry.record.path)
+    record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
+    for name in ("id", "family", "arch", "serves", "rank"):
+        indexed, recorded = getattr(entry, name), getattr(record, name)
+        if indexed != recorded:
+            raise BundleError(f"{where}: {name} is {recorded!r}, the manifest says {indexed!r}; {_REBUILD}")
+    return record
+
+
+def read_verified_file(root: str | os.PathLike[str], file: FileRecord) -> bytes:
+    """The bytes of one file of the bundle, after its size and SHA-256 were checked. Raises BundleError."""
+    folder = Path(root)
+    check_relative_path(file.path, str(folder))
+    where = str(folder / file.path)
+    data = _read_regular(folder, file.path, where, file.size_bytes)
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != file.sha256:
+        raise BundleError(f"{where}: sha256 is {actual}, expected {file.sha256}; the file is damaged: {_REBUILD}")
+    return data
+
+
+def check_relative_path(path: str, where: str) -> None:
+    """Refuse a path that is not a plain relative POSIX path inside the bundle. Raises BundleError."""
+    parts = path.split("/")
+    if not path or "\\" in path or "\0" in path or ":" in path or any(p in ("", ".", "..") for p in parts):
+        raise BundleError(f"{where}: path {path!r} leaves the bundle or is not a plain relative path; {_REBUILD}")
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The text of manifest.json: deterministic JSON that carries its own SHA-256 under the key ``sha256``."""
+    body = json.loads(to_json(manifest))
+    body["sha256"] = _ZEROS.decode()
+    text = json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return text.replace(f'\n "sha256": "{_ZEROS.decode()}"', f'\n "sha256": "{digest}"', 1)
+
+
+def _check_self_digest(raw: bytes, where: str) -> None:
+    found = _DIGEST_LINE.findall(raw)
+    if len(found) != 1:
+        raise BundleError(f"{where}: {len(found)} digest lines, expected 1; the manifest was edited: {_REBUILD}")
+    actual = hashlib.sha256(raw.replace(b'\n "sha256": "' + found[0], b'\n "sha256": "' + _ZEROS, 1)).hexdigest()
+    if actual.encode() != found[0]:
+        raise BundleError(
+            f"{where}: sha256 of its text is {actual}, it says {found[0].decode()}; the manifest was edited: {_REBUILD}"
+        )
+
+
+def _check_format(data: Any, where: str) -> None:
+    """Same major or nothing: minors add keys only."""
+    mine = ".".join(map(str, FORMAT_VERSION))
+    version = data.get("format_version") if isinstance(data, dict) else None
+    if not (isinstance(version, list) and len(version) == 2 and all(type(v) is int for v in version)):
+        raise BundleError(
+            f"{where}: format_version is {version!r}, this fmha_gen reads {mine}: [major, minor] with the same major; "
+            f"this is no fmha_gen manifest, or it was damaged: {_REBUILD}"
+        )
+    if version[0] != FORMAT_VERSION[0]:
+        fix = "install a newer fmha_gen" if version[0] > FORMAT_VERSION[0] else "rebuild the bundle with this fmha_gen"
+        raise BundleError(
+            f"{where}: format_version {version[0]}.{version[1]}, this fmha_gen reads {mine}: the major must be the same; "
+            f"{fix}"
+        )
+
+
+def _decode(raw: bytes, where: str) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as e:
+        raise BundleError(f"{where}: {len(raw)} bytes that are not JSON ({e}); the file is damaged: {_REBUILD}") from None
+
+
+def _read_regular(folder: Path, path: str, where: str, size_bytes: int | None = None) -> bytes:
+    """Bytes of a regular file inside `folder`; refuses links out of it, world-writable files and wrong sizes."""
+    try:
+        real = os.path.realpath(folder / path, strict=True)
+        base = os.path.realpath(folder, strict=True)
+        if os.path.commonpath((real, base)) != base:
+            raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
+        fd = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None
+    except OSError as e:
+        raise BundleError(f"{where}: cannot be read ({e.strerror}); check its permissions") from None
+    with os.fdopen(fd, "rb") as f:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise BundleError(f"{where}: not a regular file; {_REBUILD}")
+        _refuse_world_writable(info, where)
+        if size_bytes is not None and info.st_size != size_bytes:
+            raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
+        if info.st_size > MAX_FILE_BYTES:
+            raise BundleError(f"{where}: {info.st_size} bytes, more than {MAX_FILE_BYTES}; {_REBUILD}")
+        return f.read()
+
+
+def _refuse_world_writable(info: os.stat_result, where: str) -> None:
+    """Anyone could replace what is world-writable, except on a file system that is mounted read-only."""
+    if not info.st_mode & stat.S_IWOTH or os.name != "posix":
+        return
+    if os.path.exists(where) and os.statvfs(where).f_flag & os.ST_RDONLY:
+        return
+    raise BundleError(f"{where}: mode {stat.S_IMODE(info.st_mode):04o} lets everybody write; `chmod o-w {where}`")

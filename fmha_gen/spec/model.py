@@ -1,7 +1,7 @@
 """`KernelSpec`: one kernel variant, frozen, and its identity.
 
-A spec says what a kernel *fixes*. What a launch chooses (lengths, strides, head counts, scale, window sizes, the softcap
-value, the number of splits) is no field here and never part of a kernel's identity.
+A spec says what a kernel *fixes*. What a launch chooses (lengths, strides, head counts, scale, window sizes, the
+softcap value, the number of splits) is no field here and never part of a kernel's identity.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class KernelSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of the features that are on, in the fixed order of the kernel ABI (`lse` is an output, not a feature)."""
+        """Names of the features that are on, in the order of the kernel ABI (`lse` is an output, not a feature)."""
         return tuple(name for name in FEATURE_FIELDS if getattr(self, name))
 
     def replace(self, **changes: Any) -> KernelSpec:

@@ -1,0 +1,43 @@
+# make bundle   builds specs/core.yaml into out/ and proves it in the simulator
+# make test     lint, types and tests
+# Both make their own environment; they need Python 3.11 and nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+PYTEST_ARGS ?= -n $(JOBS)
+
+.PHONY: bundle test lint types clean
+.DEFAULT_GOAL := bundle
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-build: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[build]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[build,dev]'
+	touch $@ $(VENV)/.installed-build
+
+bundle: $(VENV)/.installed-build
+	$(BIN)/fmha-gen build specs/core.yaml -o out -j $(JOBS) | tee out-path.tmp
+	bundle="$$(tail -n 1 out-path.tmp)"; rm -f out-path.tmp; $(BIN)/fmha-gen verify "$$bundle" --quick
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+test: lint types
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+clean:
+	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,273 @@
+"""A reader for cubins: architecture, symbols, resources and parameter tables, from the ELF alone.
+
+Standard library only. The layout was established by reading cubins of ptxas 12.9 and 13.4 (ABI versions 7 and 8, sm_80
+to sm_120) beside what cuobjdump prints of them; `tests/unit/test_elf.py` repeats that comparison.
+
+Attributes live in ``.nv.info`` (per module: registers, frame sizes, keyed by symbol) and ``.nv.info.<kernel>``
+(parameters, block size). Each is ``format, attribute, payload``: formats 1 to 3 take four bytes in all, format 4 has a
+16-bit size and that many bytes.
+
+Anything malformed raises BundleError that names `where`: input is a file that someone may have damaged.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .errors import BundleError
+
+EM_CUDA = 190
+RESERVED_SMEM_BYTES = 1024  # of every CTA from sm_90 on; ptxas counts it in .nv.shared.<kernel>, the driver does not
+
+_EIATTR_MAX_THREADS = 0x05
+_EIATTR_PARAM_CBANK = 0x0A
+_EIATTR_REQNTID = 0x10
+_EIATTR_FRAME_SIZE = 0x11
+_EIATTR_MIN_STACK_SIZE = 0x12
+_EIATTR_KPARAM_INFO = 0x17
+_EIATTR_CBANK_PARAM_SIZE = 0x19
+_EIATTR_REGCOUNT = 0x2F
+_EICOMPAT_ARCH_SPECIFIC = 0x09  # value 1: the "a" of sm_90a, sm_100a (toolkit 13)
+
+_SHT_SYMTAB = 2
+_SHT_NOBITS = 8
+_SYMBOL = struct.Struct("<IBBHQQ")
+_STT_FUNC = 2
+_STO_ENTRY = 0x10
+
+
+@dataclass(frozen=True, slots=True)
+class KernelParam:
+    """One entry of a kernel's parameter table; offset and size in bytes, offset from the first parameter."""
+
+    index: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CubinKernel:
+    """What a cubin says about one kernel.
+
+    registers: per thread at launch. stack_bytes: local memory per thread (spills, indexed local arrays).
+    static_smem_bytes: without the KiB that the hardware reserves, as the driver reports it.
+    code_bytes: size of the machine code. param_bytes: size of the parameter buffer.
+    block: required block size, or None. param_base: address of the first parameter in constant bank 0.
+    """
+
+    symbol: str
+    registers: int
+    stack_bytes: int
+    static_smem_bytes: int
+    code_bytes: int
+    params: tuple[KernelParam, ...]
+    param_bytes: int
+    param_base: int
+    block: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cubin:
+    """A whole cubin. arch: ``sm_100a``. ptxas, ptxas_options: tool version and command line, if noted."""
+
+    arch: str
+    abi_version: int
+    ptxas: str | None
+    ptxas_options: str | None
+    kernels: tuple[CubinKernel, ...]
+
+    def kernel(self, symbol: str, where: str) -> CubinKernel:
+        """The kernel called `symbol`. Raises BundleError naming those that are there."""
+        for k in self.kernels:
+            if k.symbol == symbol:
+                return k
+        names = ", ".join(k.symbol for k in self.kernels) or "none"
+        raise BundleError(f"{where}: no kernel {symbol!r} in the cubin, which has: {names}; rebuild the bundle")
+
+
+def read_cubin(data: bytes, where: str) -> Cubin:
+    """Parse a cubin. `where` names it in errors. Raises BundleError for anything that is not a whole, sane cubin."""
+    try:
+        elf = _Elf(data)
+        kernels = tuple(_read_kernel(elf, i) for i in elf.kernel_symbols())
+        ptxas, options = _toolchain(elf)
+        return Cubin(_arch(elf, options), elf.abi_version, ptxas, options, kernels)
+    except (struct.error, IndexError, UnicodeDecodeError, _Malformed) as e:
+        raise BundleError(f"{where}: not a whole cubin ({e}; {len(data)} bytes); rebuild or copy it again") from None
+
+
+class _Malformed(Exception):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    name: str
+    type: int
+    data: bytes  # empty for NOBITS
+    size: int
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Symbol:
+    name: str
+    is_kernel: bool
+    section: int
+
+
+class _Elf:
+    """Header, sections and symbols of a little-endian ELF64."""
+
+    def __init__(self, data: bytes) -> None:
+        if data[:4] != b"\x7fELF":
+            raise _Malformed(f"starts with {data[:4]!r}, not with the ELF magic")
+        if len(data) < 64:
+            raise _Malformed("shorter than an ELF header")
+        if data[4] != 2 or data[5] != 1:
+            raise _Malformed("not a little-endian 64-bit ELF")
+        machine, self.flags = struct.unpack_from("<H", data, 18)[0], struct.unpack_from("<I", data, 48)[0]
+        if machine != EM_CUDA:
+            raise _Malformed(f"machine {machine}, a cubin has {EM_CUDA}")
+        self.abi_version = data[8]
+        self.sections = self._read_sections(data)
+        self.by_name = {s.name: s for s in self.sections}
+        self.symbols = self._read_symbols()
+
+    def _read_sections(self, data: bytes) -> list[_Section]:
+        offset, (entsize, count, names) = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<HHH", data, 58)
+        if entsize != 64 or names >= count:
+            raise _Malformed("its section table is damaged")
+        if offset + 64 * count > len(data):
+            raise _Malformed(f"cut off: its section table ends at byte {offset + 64 * count}")
+        raw = [struct.unpack_from("<IIQQQQIIQQ", data, offset + 64 * i) for i in range(count)]
+        for r in raw:
+            if r[1] != _SHT_NOBITS and r[4] + r[5] > len(data):
+                raise _Malformed(f"cut off: a section ends at byte {r[4] + r[5]}")
+        strings = data[raw[names][4] : raw[names][4] + raw[names][5]]
+        return [
+            _Section(
+                _string(strings, r[0]), r[1], b"" if r[1] == _SHT_NOBITS else data[r[4] : r[4] + r[5]], r[5], r[6]
+            )
+            for r in raw
+        ]
+
+    def _read_symbols(self) -> list[_Symbol]:
+        table = next((s for s in self.sections if s.type == _SHT_SYMTAB), None)
+        if table is None or len(table.data) % _SYMBOL.size or table.link >= len(self.sections):
+            raise _Malformed("no symbol table")
+        strings = self.sections[table.link].data
+        found = []
+        for name, info, other, section, _value, _size in _SYMBOL.iter_unpack(table.data):
+            found.append(_Symbol(_string(strings, name), info & 15 == _STT_FUNC and bool(other & _STO_ENTRY), section))
+        return found
+
+    def kernel_symbols(self) -> list[int]:
+        return [i for i, s in enumerate(self.symbols) if s.is_kernel]
+
+    def section(self, name: str) -> _Section:
+        if name not in self.by_name:
+            raise _Malformed(f"no section {name}")
+        return self.by_name[name]
+
+
+def _string(table: bytes, offset: int) -> str:
+    end = table.find(b"\0", offset)
+    if offset >= len(table) or end < 0:
+        raise _Malformed("a name lies outside its string table")
+    return table[offset:end].decode()
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(attribute, payload) of an .nv.info or .nv.compat section."""
+    at = 0
+    while at + 4 <= len(data):
+        form, attribute = data[at], data[at + 1]
+        if form in (1, 2, 3):
+            yield attribute, data[at + 2 : at + 4]
+            at += 4
+        elif form == 4:
+            size = struct.unpack_from("<H", data, at + 2)[0]
+            if at + 4 + size > len(data):
+                raise _Malformed("an attribute is longer than its section")
+            yield attribute, data[at + 4 : at + 4 + size]
+            at += 4 + size
+        else:
+            raise _Malformed(f"attribute format {form} is unknown")
+
+
+def _arch(elf: _Elf, options: str | None) -> str:
+    """Name of the target, e.g. ``sm_100a``; a family target ("f") is known only from the noted command line."""
+    if elf.abi_version == 7:
+        sm, specific = elf.flags & 0xFF, bool(elf.flags & 0x800)
+    elif elf.abi_version == 8:
+        sm, specific = elf.flags >> 8 & 0xFF, bool(elf.flags & 0x8)
+    else:
+        raise _Malformed(f"ABI version {elf.abi_version}; this reader knows 7 and 8")
+    compat = elf.by_name.get(".nv.compat")
+    if compat is not None:
+        specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(compat.data))
+    noted = re.search(r"-arch\s+sm_(\d+)([af]?)\b", options or "")
+    family = noted is not None and noted[1] == str(sm) and noted[2] == "f"
+    return f"sm_{sm}{'a' if specific else 'f' if family else ''}"
+
+
+def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:
+    """(ptxas version as in ``13.4.59``, command line) from .note.nv.tkinfo."""
+    note = elf.by_name.get(".note.nv.tkinfo")
+    if note is None:
+        return None, None
+    texts = [t.decode("ascii", "replace") for t in re.findall(rb"[\x20-\x7e]{2,}", note.data)]
+    version = next((m[1] for t in texts if (m := re.search(r"release [\d.]+, V([\d.]+)", t))), None)
+    options = next((t.strip() for t in texts if "-arch" in t), None)
+    return version, options
+
+
+def _per_symbol(elf: _Elf, attribute: int, symbol: int) -> int:
+    """Value of a module-level attribute (symbol index, value) of one kernel; 0 if it has none."""
+    for a, payload in _attributes(elf.section(".nv.info").data):
+        if a == attribute and struct.unpack("<II", payload)[0] == symbol:
+            return int(struct.unpack("<II", payload)[1])
+    return 0
+
+
+def _read_kernel(elf: _Elf, symbol: int) -> CubinKernel:
+    name = elf.symbols[symbol].name
+    params: list[KernelParam] = []
+    block: tuple[int, int, int] | None = None
+    param_bytes = param_base = 0
+    for attribute, payload in _attributes(elf.section(f".nv.info.{name}").data):
+        if attribute == _EIATTR_KPARAM_INFO:
+            _, index, offset, bits = struct.unpack("<IHHI", payload)
+            params.append(KernelParam(index, offset, bits >> 18 & 0x3FFF))
+        elif attribute == _EIATTR_CBANK_PARAM_SIZE:
+            param_bytes = struct.unpack("<H", payload)[0]
+        elif attribute == _EIATTR_PARAM_CBANK:
+            param_base = struct.unpack("<IHH", payload)[1]
+        elif attribute == _EIATTR_REQNTID:
+            block = struct.unpack("<III", payload)
+    params.sort(key=lambda p: p.index)
+    if [p.index for p in params] != list(range(len(params))) or any(p.offset + p.size > param_bytes for p in params):
+        raise _Malformed(f"the parameter table of {name} is damaged")
+    shared = elf.by_name.get(f".nv.shared.{name}")
+    static_smem = shared.size if shared else 0
+    if static_smem >= RESERVED_SMEM_BYTES and _sm(elf) >= 90:
+        static_smem -= RESERVED_SMEM_BYTES
+    return CubinKernel(
+        symbol=name,
+        registers=_per_symbol(elf, _EIATTR_REGCOUNT, symbol),
+        stack_bytes=max(_per_symbol(elf, a, symbol) for a in (_EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)),
+        static_smem_bytes=static_smem,
+        code_bytes=elf.section(f".text.{name}").size,
+        params=tuple(params),
+        param_bytes=param_bytes,
+        param_base=param_base,
+        block=block,
+    )
+
+
+def _sm(elf: _Elf) -> int:
+    return elf.flags & 0xFF if elf.abi_version == 7 else elf.flags >> 8 & 0xFF

@@ -1,0 +1,7 @@
+"""Spec -> plan: solves and checks every budget of one variant, and refuses what cannot fit with the arithmetic."""
+
+from __future__ import annotations
+
+from .types import KernelPlan
+
+__all__ = ["KernelPlan"]

@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Man
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
-_DIGEST_LINE = re.compile(rb'^ "sha256": "([0-9a-f]{64})",?$', re.MULTILINE)
+_DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost object
 _ZEROS = b"0" * 64
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
@@ -50,7 +49,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
     data = _decode(raw, where)
     _check_format(data, where)
     _check_self_digest(raw, where)
-    return from_dict(Manifest, data, where)  # type: ignore[no-any-return]
+    return from_dict(Manifest, data, where)
 
 
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
@@ -90,17 +89,20 @@ def manifest_text(manifest: Manifest) -> str:
     body["sha256"] = _ZEROS.decode()
     text = json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return text.replace(f'\n "sha256": "{_ZEROS.decode()}"', f'\n "sha256": "{digest}"', 1)
+    key = _DIGEST_KEY.decode()
+    return text.replace(key + _ZEROS.decode(), key + digest, 1)
 
 
 def _check_self_digest(raw: bytes, where: str) -> None:
-    found = _DIGEST_LINE.findall(raw)
-    if len(found) != 1:
-        raise BundleError(f"{where}: {len(found)} digest lines, expected 1; the manifest was edited: {_REBUILD}")
-    actual = hashlib.sha256(raw.replace(b'\n "sha256": "' + found[0], b'\n "sha256": "' + _ZEROS, 1)).hexdigest()
-    if actual.encode() != found[0]:
+    count, at = raw.count(_DIGEST_KEY), raw.find(_DIGEST_KEY) + len(_DIGEST_KEY)
+    found = raw[at : at + 64]
+    if count != 1 or len(found) != 64:
+        raise BundleError(f"{where}: {count} keys sha256 of its own, expected 1; the manifest was edited: {_REBUILD}")
+    actual = hashlib.sha256(raw[:at] + _ZEROS + raw[at + 64 :]).hexdigest()
+    if actual.encode() != found:
         raise BundleError(
-            f"{where}: sha256 of its text is {actual}, it says {found[0].decode()}; the manifest was edited: {_REBUILD}"
+            f"{where}: sha256 of its text is {actual}, it says {found.decode('ascii', 'replace')}; "
+            f"the manifest was edited: {_REBUILD}"
         )
 
 
@@ -116,8 +118,8 @@ def _check_format(data: Any, where: str) -> None:
     if version[0] != FORMAT_VERSION[0]:
         fix = "install a newer fmha_gen" if version[0] > FORMAT_VERSION[0] else "rebuild the bundle with this fmha_gen"
         raise BundleError(
-            f"{where}: format_version {version[0]}.{version[1]}, this fmha_gen reads {mine}: the major must be the same; "
-            f"{fix}"
+            f"{where}: format_version {version[0]}.{version[1]}, this fmha_gen reads {mine}: "
+            f"the major must be the same; {fix}"
         )
 
 
@@ -125,7 +127,9 @@ def _decode(raw: bytes, where: str) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as e:
-        raise BundleError(f"{where}: {len(raw)} bytes that are not JSON ({e}); the file is damaged: {_REBUILD}") from None
+        raise BundleError(
+            f"{where}: {len(raw)} bytes that are not JSON ({e}); the file is damaged: {_REBUILD}"
+        ) from None
 
 
 def _read_regular(folder: Path, path: str, where: str, size_bytes: int | None = None) -> bytes:

@@ -82,12 +82,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """Launch geometry that does not depend on the problem, and the rule that gives the grid."""
+    """Launch geometry that does not depend on the problem, and the rules that give the grid and computed scalars.
+
+    scalars: parameter name -> rule, for 32-bit parameters that the launcher computes (``heads_per_section``).
+    """
 
     threads: int
     cluster: tuple[int, int, int]
     dynamic_smem_bytes: int
     grid: Rule
+    scalars: dict[str, Rule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class Serves:
     """Problems that a kernel serves. An empty tuple or None bound means no restriction on that quantity.
 
     masks: of ``full causal``. packed rows are the query rows of one head (times the ratio, under GQA packing).
+    lse: the kernel can write the log-sum-exp.
     """
 
     dtype: str
@@ -116,6 +121,7 @@ class Serves:
     features: tuple[str, ...] = ()
     min_rows: int = 0
     max_rows: int | None = None
+    lse: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,23 @@
+"""Rendered source -> cubin, PTX, resources and line map; no GPU and no driver needed.
+
+`compile_kernel(job)` is a pure function of its job: same job and toolchain, same bytes, in any process, folder or user.
+Each call starts one child process with a folder of its own (see `child` for why) and gates what comes back.
+"""
+
+from __future__ import annotations
+
+from .linemap import SOURCE_NAME, LineMap
+from .run import CompiledKernel, CompileJob, compile_kernel
+from .toolchain import CUDA_MAJOR, DSL_VERSION, MIN_DRIVER, identity
+
+__all__ = [
+    "CUDA_MAJOR",
+    "DSL_VERSION",
+    "MIN_DRIVER",
+    "SOURCE_NAME",
+    "CompileJob",
+    "CompiledKernel",
+    "LineMap",
+    "compile_kernel",
+    "identity",
+]

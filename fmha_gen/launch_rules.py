@@ -25,7 +25,7 @@ T = TypeVar("T")
 MAX_GRID = 2**31 - 1  # CUDA's limit of gridDim.x
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2}
 
-# Half of a B200's 126 MB L2 would hold both partitions' copies; 50 MiB is what FlashAttention-4 budgets for K and V.
+# What FlashAttention-4's longest-first scheduler budgets for K and V; about 40 % of the L2 cache of a B200.
 HEADS_PER_SECTION = Rule("heads_per_section", {"l2_bytes": 50 * 2**20})
 
 
@@ -64,9 +64,7 @@ def grid(rule: Rule, problem: Sizes, num_sms: int) -> int:
     Raises ProblemError for `num_sms` < 1 and for a grid beyond CUDA's limit; BundleError for an unknown rule.
     """
     if num_sms < 1:
-        raise ProblemError(
-            f"grid: num_sms is {num_sms}; at least 1 multiprocessor is needed; pass the device's count, or any number >= 1"
-        )
+        raise ProblemError(f"grid: num_sms is {num_sms}; at least 1 is needed; pass the device's multiprocessor count")
     compute = _lookup(_GRID_RULES, rule, "grid")
     size = compute(rule.constants, problem, num_sms)
     if size > MAX_GRID:
@@ -131,6 +129,6 @@ def _lookup(table: dict[str, T], rule: Rule, kind: str) -> T:
         value = rule.constants.get(name)
         if value is None or value < 1:
             raise BundleError(
-                f"launch rule {rule.name!r}: constant {name} is {value}; it must be >= 1; the bundle's record is damaged"
+                f"launch rule {rule.name!r}: constant {name} is {value}; it must be >= 1; the record is damaged"
             )
     return table[rule.name]

@@ -1,0 +1,211 @@
+"""`Bundle`: open a bundle, choose its kernels, launch them.
+
+    bundle = Bundle.open("out/core-0.1.0")
+    bundle.attention(q, k, v, out, lse=lse, causal=True, stream=stream)
+
+Opening reads the index only and does not touch CUDA. A kernel's files are read, verified and loaded at its first use,
+or all at once by `preload`; after `freeze`, a launch that would have to load anything is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..errors import BundleError, DriverError, ProblemError
+from ..manifest import KernelEntry, KernelRecord, Manifest
+from ..manifest_io import read_manifest, read_record, read_verified_file
+from . import select as selection
+from .cuda import CudaDriver
+from .driver import BoundLaunch, Device, Driver, PackedLaunch
+from .pack import pack
+from .problem import ELEMENTS, Launch, Problem, describe_launch
+from .streams import stream_handle
+
+_CACHE_LIMIT = 4096  # prepared launches kept per bundle; each holds about 1 KiB
+
+
+class Bundle:
+    """An opened bundle. Thread-safe; build it with `Bundle.open`."""
+
+    def __init__(self, path: Path, manifest: Manifest, driver: Driver) -> None:
+        self.path, self.manifest, self.driver = path, manifest, driver
+        self._lock = threading.RLock()
+        self._records: dict[str, KernelRecord] = {}
+        self._loaded: dict[tuple[str, int], Any] = {}
+        self._prepared: dict[Any, PreparedLaunch] = {}
+        self._frozen = False
+        self._version_checked = False
+        self._dtypes = tuple(d for d in ELEMENTS if any(e.serves.dtype == d for e in manifest.kernels)) or ELEMENTS
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], driver: Driver | None = None) -> Bundle:
+        """Read the index of the bundle in folder `path`.
+
+        driver: what executes its kernels; CUDA by default, `fmha_gen.sim.driver.SimDriver` without a GPU.
+        Raises BundleError: no bundle, another format, damaged or edited.
+        """
+        return cls(Path(path), read_manifest(path), driver if driver is not None else CudaDriver())
+
+    @property
+    def kernels(self) -> tuple[KernelEntry, ...]:
+        """Index entries of all kernels."""
+        return self.manifest.kernels
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
+
+    def record(self, entry: KernelEntry) -> KernelRecord:
+        """The kernel's full record, read and verified once. Raises BundleError."""
+        record = self._records.get(entry.id)
+        if record is None:
+            record = self._records.setdefault(entry.id, read_record(self.path, entry))
+        return record
+
+    def select(self, problem: Problem, device: Device | int = 0, variant: str | None = None) -> KernelEntry:
+        """The kernel that serves `problem` on `device` (an ordinal, or a `Device` that need not exist).
+
+        Raises SelectionError with every kernel's reasons and the spec lines that would add one.
+        """
+        target = self.driver.device(device) if isinstance(device, int) else device
+        return selection.select(self.manifest, problem, target, variant)
+
+    # ---- loading
+
+    def preload(self, pattern: str | None = None, device: int = 0, freeze: bool = False) -> tuple[str, ...]:
+        """Load the kernels whose ids match the glob `pattern` (all that run on the device by default).
+
+        Loads into the current context when it is on `device`, else into the device's primary context. Returns their
+        ids. freeze: also `freeze`. Raises BundleError for a damaged kernel, DriverError.
+        """
+        target = self.driver.device(device)
+        entries = [
+            e for e in selection.matching(self.kernels, pattern) if selection.runs_on(e, target) or pattern is not None
+        ]
+        if not entries:
+            archs = ", ".join(sorted({e.arch for e in self.kernels})) or "none"
+            raise BundleError(
+                f"{self.path}: no kernel matches {pattern or '*'!r} on {target.describe()}; it holds archs {archs}"
+            )
+        for entry in entries:
+            self._load(entry, target)
+        if freeze:
+            self.freeze()
+        return tuple(e.id for e in entries)
+
+    def freeze(self) -> None:
+        """From now on a launch that would have to load a kernel is an error (for graph capture and serving)."""
+        with self._lock:
+            self._frozen = True
+            for kernel in self._loaded.values():
+                if hasattr(kernel, "frozen"):
+                    kernel.frozen = True
+
+    def _load(self, entry: KernelEntry, device: Device) -> Any:
+        key = (entry.id, device.ordinal)
+        with self._lock:
+            if self._frozen and key not in self._loaded:
+                raise DriverError(
+                    f"{entry.id}: not loaded on {device.describe()}, and the bundle is frozen; preload() it first"
+                )
+            if not self._version_checked:
+                self.driver.check_version(self.manifest.min_driver, str(self.path))
+                self._version_checked = True
+            record = self.record(entry)
+            file = record.cubin if self.driver.image == "cubin" else record.ptx
+            if key not in self._loaded:
+                image = read_verified_file(self.path, file)
+                self._loaded[key] = self.driver.load(record, image, device, str(self.path / file.path))
+            return self._loaded[key]
+
+    # ---- launching
+
+    def prepare(
+        self, q: Any, k: Any, v: Any, out: Any, *, lse: Any = None, causal: bool = False, window: Any = None,
+        softmax_scale: float | None = None, softcap: float | None = None, sink: Any = None,
+        dtype: str | None = None, variant: str | None = None, num_sms: int | None = None,
+    ) -> PreparedLaunch:  # fmt: skip
+        """Check, select, load and bind a launch; calling the result is one trip to the driver.
+
+        The arguments are those of `attention`. The result refers to the tensors' memory, not to the objects: keep them
+        alive, and make a new one when an address changes. It may be called from any thread, any number of times, also
+        during graph capture.
+        """
+        features = _features(softcap, sink)
+        launch = describe_launch(
+            q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, features=features,
+            dtype=dtype, served=self._dtypes,
+        )  # fmt: skip
+        return self._prepare(launch, variant, num_sms)
+
+    def _prepare(self, launch: Launch, variant: str | None, num_sms: int | None) -> PreparedLaunch:
+        device = self.driver.device_of(launch.tensors)
+        entry = selection.select(self.manifest, launch.problem, device, variant)
+        packed = pack(self.record(entry), launch, device.num_sms if num_sms is None else num_sms)
+        if packed is None:
+            return PreparedLaunch(entry.id, device, None, None)
+        kernel = self._load(entry, device)
+        return PreparedLaunch(entry.id, device, packed, self.driver.bind(kernel, packed, device))
+
+    def attention(
+        self, q: Any, k: Any, v: Any, out: Any, *, lse: Any = None, causal: bool = False, window: Any = None,
+        softmax_scale: float | None = None, softcap: float | None = None, sink: Any = None, stream: Any = None,
+        dtype: str | None = None, variant: str | None = None, num_sms: int | None = None,
+    ) -> Any:  # fmt: skip
+        """out = softmax(softmax_scale * q k^T) v, launched on `stream`; returns `out`.
+
+        q (batch, seqlen_q, num_heads_q, head_dim_qk); k (batch, seqlen_k, num_heads_kv, head_dim_qk);
+        v (batch, seqlen_k, num_heads_kv, head_dim_v); out (batch, seqlen_q, num_heads_q, head_dim_v), all bf16 or all
+        fp16, any strides with a unit last one. num_heads_q is a multiple of num_heads_kv: q head h reads KV head
+        ``h // (num_heads_q // num_heads_kv)``.
+        lse: float32 (batch, num_heads_q, seqlen_q), natural log, any strides; None: not wanted.
+        causal: key j is seen by query i iff ``j <= i + seqlen_k - seqlen_q``. A query without keys: out 0, lse -inf.
+        window: (left, right), inclusive around that diagonal, None unbounded; (None, 0) is causal.
+        softmax_scale: default 1 / sqrt(head_dim_qk); 0 weighs all keys alike.
+        softcap, sink: need kernels built with them.
+        stream: raw handle (0: legacy default stream), an object with ``__cuda_stream__`` or ``cuda_stream``; None:
+        torch's current stream when q is a torch tensor, otherwise an error.
+        dtype: element type of tensors that hold bit patterns (numpy uint16). variant: a glob over kernel ids.
+        num_sms: multiprocessors to lay the grid out for (default: the device's); the result does not depend on it.
+
+        Raises ProblemError, SelectionError, BundleError, DriverError.
+        """
+        handle = stream_handle(stream, q, self.driver.image == "cubin")
+        self.prepare(
+            q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
+            sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,
+        )(handle)  # fmt: skip
+        return out
+
+
+class PreparedLaunch:
+    """A launch with kernel, grid, tensor maps and arguments bound. Call it with a stream handle.
+
+    kernel: id of the chosen kernel. packed: what was bound, None where there are no queries: calling does nothing then.
+    """
+
+    __slots__ = ("_bound", "device", "kernel", "packed")
+
+    def __init__(self, kernel: str, device: Device, packed: PackedLaunch | None, bound: BoundLaunch | None) -> None:
+        self.kernel, self.device, self.packed, self._bound = kernel, device, packed, bound
+
+    def __call__(self, stream: int) -> None:
+        """Launch on the stream with this raw handle. Raises DriverError."""
+        if self._bound is not None:
+            self._bound(stream)
+
+
+def _features(softcap: float | None, sink: Any) -> tuple[str, ...]:
+    """Features that a launch asks for. softcap None or 0 means none; a bad value is refused by name."""
+    features = []
+    if softcap is not None:
+        if isinstance(softcap, (bool, str)) or not 0 <= float(softcap) < float("inf"):
+            raise ProblemError(f"softcap: {softcap!r}; it must be finite and >= 0; 0 or None means no softcap")
+        if softcap > 0:
+            features.append("softcap")
+    if sink is not None:
+        features.append("sink")
+    return tuple(features)

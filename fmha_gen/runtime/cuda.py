@@ -1,0 +1,383 @@
+"""The CUDA driver behind the launcher, through cuda.bindings, imported when it is first needed.
+
+Contexts. Kernels are loaded as context-independent libraries, so one handle serves every device and context. A call
+uses the thread's current context when that belongs to the tensors' device; otherwise it pushes the device's primary
+context (the one that torch and the CUDA runtime use) and pops it again. A caller's current context is never changed.
+
+Lifetime. Libraries stay loaded until the process ends: unloading at garbage collection would break a graph capture
+that happens to run at that moment, or a captured graph that still refers to the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..elf import read_cubin
+from ..errors import BundleError, DriverError, ProblemError
+from ..manifest import KernelRecord
+from . import cuda_errors
+from .driver import ARCH_CAPABILITY, Device, PackedLaunch, TensorMapArgs
+from .tensors import HOST, TensorArg
+
+MAP_BYTES = 128
+MAP_ALIGN = 64
+DEFAULT_SMEM_BYTES = 48 * 1024  # of dynamic shared memory, without opting in
+SMALL_MAP_BYTES = 128 * 1024
+_QWORD1_BIT = 1 << 21  # "bit 85" of a tensor map
+
+
+class CudaKernel:
+    """A kernel that is loaded: its handle, and the contexts in which the driver holds its code."""
+
+    __slots__ = ("contexts", "frozen", "handle", "name", "where")
+
+    def __init__(self, handle: Any, name: str, where: str) -> None:
+        self.handle, self.name, self.where = handle, name, where
+        self.contexts: set[int] = set()
+        self.frozen = False
+
+
+class CudaDriver:
+    """`Driver` for CUDA devices. Thread-safe. `api` stands in for ``cuda.bindings.driver`` in tests."""
+
+    image = "cubin"
+
+    def __init__(self, api: Any = None) -> None:
+        self._given_api = api
+        self._api: Any = None
+        self._lock = threading.RLock()
+        self._devices: dict[int, Device] = {}
+        self._primary: dict[int, Any] = {}
+        self._libraries: dict[str, Any] = {}
+        self._kernels: dict[tuple[str, str, int], CudaKernel] = {}
+
+    # ---- start-up
+
+    @property
+    def api(self) -> Any:
+        """``cuda.bindings.driver``, initialised. Raises DriverError: not installed, no driver, no device."""
+        return self._api if self._api is not None else self._start()
+
+    def _start(self) -> Any:
+        with self._lock:
+            if self._api is None:
+                api = self._given_api if self._given_api is not None else _import_bindings()
+                try:
+                    (result,) = api.cuInit(0)
+                except (RuntimeError, OSError) as e:
+                    raise DriverError(
+                        f"cuda: no NVIDIA driver: libcuda.so.1 cannot be loaded ({e}); install the NVIDIA driver, "
+                        f"or use the simulator"
+                    ) from e
+                if int(result):
+                    raise cuda_errors.error(api, result, "cuda: cuInit")
+                self._api = api
+            return self._api
+
+    def check(self, returned: tuple[Any, ...], where: str) -> Any:
+        """The value of a driver call's ``(result, value...)``; raises DriverError naming `where` if it failed."""
+        if int(returned[0]):
+            raise cuda_errors.error(self.api, returned[0], where)
+        return returned[1] if len(returned) == 2 else returned[1:]
+
+    def check_version(self, min_driver: int, where: str) -> None:
+        """Refuse a driver older than branch `min_driver`. Raises DriverError with both versions."""
+        have = int(self.check(self.api.cuDriverGetVersion(), "cuda: cuDriverGetVersion"))
+        need = cuda_errors.required_cuda(min_driver)
+        if have < need:
+            branch = cuda_errors.branch_of(have)
+            older = f"branch {branch}" if branch else "older than branch 525"
+            raise DriverError(
+                f"{where}: this machine's NVIDIA driver supports CUDA {cuda_errors.version_text(have)} ({older}); the "
+                f"bundle's kernels need driver {min_driver} or newer (CUDA {cuda_errors.version_text(need)}); update it"
+            )
+
+    # ---- devices and contexts
+
+    def device(self, ordinal: int) -> Device:
+        """Properties of CUDA device `ordinal`, read once. Raises DriverError."""
+        known = self._devices.get(ordinal)
+        return known if known is not None else self._read_device(ordinal)
+
+    def _read_device(self, ordinal: int) -> Device:
+        api, where = self.api, f"device {ordinal}"
+        handle = self.check(api.cuDeviceGet(ordinal), where)
+        attribute = api.CUdevice_attribute
+
+        def read(name: str) -> int:
+            key = getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(self.check(api.cuDeviceGetAttribute(key, handle), f"{where}: {name.lower()}"))
+
+        name = self.check(api.cuDeviceGetName(128, handle), where)
+        device = Device(
+            ordinal=ordinal,
+            name=name.split(b"\0", 1)[0].decode(),
+            compute_capability=(read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR")),
+            num_sms=read("MULTIPROCESSOR_COUNT"),
+            max_dynamic_smem_bytes=read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        )
+        with self._lock:
+            return self._devices.setdefault(ordinal, device)
+
+    def device_of(self, tensors: Mapping[str, TensorArg]) -> Device:
+        """The device that holds the tensors: as they say, else as the driver says of the first pointer."""
+        for name, tensor in tensors.items():
+            if tensor.device == HOST:
+                raise ProblemError(f"{name}: host memory; a CUDA launch needs device memory; copy it to the device")
+            if tensor.device is not None:
+                return self.device(tensor.device)
+        for name, tensor in tensors.items():
+            if tensor.numel:
+                return self.device(self._owner(name, tensor.address))
+        return self.device(0)
+
+    def _owner(self, name: str, address: int) -> int:
+        key = self.api.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        result, ordinal = self.api.cuPointerGetAttribute(key, address)
+        if int(result) or int(ordinal) < 0:
+            raise ProblemError(f"{name}: {address:#x} is no device memory of this process; pass a device pointer")
+        return int(ordinal)
+
+    @contextmanager
+    def context(self, ordinal: int) -> Iterator[int]:
+        """A context of device `ordinal` is current inside; yields its handle. The caller's context is restored."""
+        api, where = self.api, f"device {ordinal}"
+        current = self.check(api.cuCtxGetCurrent(), where)
+        if int(current) and int(self.check(api.cuCtxGetDevice(), where)) == ordinal:
+            yield int(current)
+            return
+        primary = self._primary_context(ordinal)
+        self.check(api.cuCtxPushCurrent(primary), where)
+        try:
+            yield int(primary)
+        finally:
+            self.check(api.cuCtxPopCurrent(), where)
+
+    def _primary_context(self, ordinal: int) -> Any:
+        with self._lock:
+            if ordinal not in self._primary:
+                where = f"device {ordinal}"
+                handle = self.check(self.api.cuDeviceGet(ordinal), where)
+                self._primary[ordinal] = self.check(self.api.cuDevicePrimaryCtxRetain(handle), where)
+            return self._primary[ordinal]
+
+    # ---- kernels
+
+    def load(self, record: KernelRecord, image: bytes, device: Device, where: str) -> CudaKernel:
+        """Load a kernel into the context that `device` has now, and opt in to its shared memory there.
+
+        `image`: bytes whose digest was checked; `where`: their file. Its ELF must agree with the record before the
+        driver sees it: a driver given a damaged image can crash. Raises BundleError or DriverError.
+        """
+        key = (record.id, record.cubin.sha256, device.ordinal)
+        with self._lock:
+            kernel = self._kernels.get(key)
+            if kernel is None:
+                self._check_image(record, image, device, where)
+                kernel = CudaKernel(self._get_kernel(record, image, where), record.id, where)
+                self._opt_in(kernel, record, device)
+                self._kernels[key] = kernel
+            with self.context(device.ordinal) as context:
+                self.enter(kernel, context)
+            return kernel
+
+    def _check_image(self, record: KernelRecord, image: bytes, device: Device, where: str) -> None:
+        if ARCH_CAPABILITY.get(record.arch) != device.compute_capability:
+            raise DriverError(f"{where}: built for {record.arch}, which {device.describe()} cannot run; build for it")
+        cubin = read_cubin(image, where)
+        if cubin.arch != record.arch:
+            raise BundleError(f"{where}: the cubin is for {cubin.arch}, its record says {record.arch}; rebuild it")
+        found = cubin.kernel(record.symbol, where)
+        table = tuple((p.offset, p.size) for p in found.params)
+        wanted = tuple((p.offset, p.size) for p in record.params)
+        if table != wanted:
+            raise BundleError(
+                f"{where}: the cubin's parameters (offset, size) are {table}, its record says {wanted}; "
+                f"rebuild the bundle"
+            )
+        if record.launch.dynamic_smem_bytes > device.max_dynamic_smem_bytes:
+            raise DriverError(
+                f"{record.id}: needs {record.launch.dynamic_smem_bytes} B of dynamic shared memory, "
+                f"{device.describe()} allows {device.max_dynamic_smem_bytes}; build with smaller tiles or fewer stages"
+            )
+
+    def _get_kernel(self, record: KernelRecord, image: bytes, where: str) -> Any:
+        library = self._libraries.get(record.cubin.sha256)
+        if library is None:
+            library = self.check(self.api.cuLibraryLoadData(image, [], [], 0, [], [], 0), f"{where}: cuLibraryLoadData")
+            self._libraries[record.cubin.sha256] = library
+        return self.check(
+            self.api.cuLibraryGetKernel(library, record.symbol.encode()), f"{where}: kernel {record.symbol}"
+        )
+
+    def _opt_in(self, kernel: CudaKernel, record: KernelRecord, device: Device) -> None:
+        size = record.launch.dynamic_smem_bytes
+        if size <= DEFAULT_SMEM_BYTES:
+            return
+        api = self.api
+        handle = self.check(api.cuDeviceGet(device.ordinal), f"device {device.ordinal}")
+        key = api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.check(
+            api.cuKernelSetAttribute(key, size, kernel.handle, handle), f"{kernel.where}: {size} B of shared memory"
+        )
+
+    def enter(self, kernel: CudaKernel, context: int) -> None:
+        """Make the driver load the kernel's code into the current context, unless it has. Raises DriverError."""
+        if context in kernel.contexts:
+            return
+        if kernel.frozen:
+            raise DriverError(
+                f"{kernel.name}: not loaded in the current context, and the bundle is frozen; preload() it there first"
+            )
+        self.check(self.api.cuKernelGetFunction(kernel.handle), f"{kernel.where}: load into the context")
+        kernel.contexts.add(context)
+
+    # ---- launches
+
+    def bind(self, kernel: CudaKernel, packed: PackedLaunch, device: Device) -> CudaLaunch:
+        """Encode the tensor maps and lay the arguments out. Raises DriverError."""
+        with self.context(device.ordinal) as context:
+            self.enter(kernel, context)
+            maps = [self.encode(arg, device) if isinstance(arg, TensorMapArgs) else None for arg in packed.args]
+        return CudaLaunch(self, kernel, packed, device, context, ArgumentBlock(packed, maps))
+
+    def encode(self, args: TensorMapArgs, device: Device) -> bytes:
+        """The 128 bytes of a tensor map, by the driver.
+
+        Some drivers set bit 85 for tensors under 128 KiB that are not dense, which gives sporadic illegal accesses on
+        Blackwell (NVIDIA release notes of 595.71.05). The bit means that the tensor spans 128 KiB or more, so clearing
+        it for smaller ones is right with any driver; it is reserved before Blackwell.
+        """
+        api = self.api
+        u64, u32 = api.cuuint64_t, api.cuuint32_t
+        result, encoded = api.cuTensorMapEncodeTiled(
+            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[args.element]}"),
+            len(args.extents),
+            args.address,
+            [u64(n) for n in args.extents],
+            [u64(n) for n in args.strides_bytes],
+            [u32(n) for n in args.box],
+            [u32(1) for _ in args.box],
+            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{args.swizzle.upper()}"),
+            getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[args.l2_promotion]}"),
+            getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[args.fill]}"),
+        )
+        if int(result):
+            raise cuda_errors.error(
+                api, result,
+                f"{args.tensor}: tensor map of extents {args.extents}, strides {args.strides_bytes} bytes, "
+                f"box {args.box} at {args.address:#x}",
+            )  # fmt: skip
+        words = [int(w) for w in encoded.opaque]
+        if device.compute_capability[0] >= 10 and args.span_bytes < SMALL_MAP_BYTES:
+            words[1] &= ~_QWORD1_BIT
+        return b"".join(w.to_bytes(8, "little") for w in words)
+
+
+_ELEMENTS = {"bf16": "BFLOAT16", "fp16": "FLOAT16"}
+_PROMOTIONS = {"none": "NONE", "64B": "L2_64B", "128B": "L2_128B", "256B": "L2_256B"}
+_FILLS = {"zero": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
+_SCALARS: dict[str, Any] = {
+    "pointer": ctypes.c_uint64,
+    "i64": ctypes.c_int64,
+    "i32": ctypes.c_int32,
+    "f32": ctypes.c_float,
+}
+
+
+class ArgumentBlock:
+    """Kernel arguments in memory, and the array of pointers to them that the driver wants (`kernelParams`).
+
+    An array of pointers is right whatever offsets the cubin has; a packed buffer is not: offsets depend on the
+    architecture. Maps lie on 64-byte boundaries. Nothing is written after construction.
+    """
+
+    __slots__ = ("_block", "_pointers", "address")
+
+    def __init__(self, packed: PackedLaunch, maps: list[bytes | None]) -> None:
+        offsets, size = [], 0
+        for kind in packed.kinds:
+            size = -(-size // MAP_ALIGN) * MAP_ALIGN if kind == "tensor_map" else -(-size // 8) * 8
+            offsets.append(size)
+            size += MAP_BYTES if kind == "tensor_map" else 8
+        self._block = ctypes.create_string_buffer(size + MAP_ALIGN)
+        base = -(-ctypes.addressof(self._block) // MAP_ALIGN) * MAP_ALIGN
+        for offset, kind, value, encoded in zip(offsets, packed.kinds, packed.args, maps, strict=True):
+            if encoded is not None:
+                ctypes.memmove(base + offset, encoded, MAP_BYTES)
+            else:
+                _SCALARS[kind].from_address(base + offset).value = value
+        self._pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
+        self.address = ctypes.addressof(self._pointers)
+
+
+class CudaLaunch:
+    """A prepared launch on one device: calling it is a context check and one driver call. Any thread may call it."""
+
+    __slots__ = ("_arguments", "_configs", "_context", "_device", "_driver", "_kernel", "_packed", "_params")
+
+    def __init__(
+        self, driver: CudaDriver, kernel: CudaKernel, packed: PackedLaunch, device: Device, context: int,
+        arguments: ArgumentBlock,
+    ) -> None:  # fmt: skip
+        self._driver, self._kernel, self._packed, self._device = driver, kernel, packed, device
+        self._context, self._arguments, self._params = context, arguments, arguments.address
+        self._configs: dict[int, Any] = {}
+
+    def __call__(self, stream: int) -> None:
+        """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError."""
+        api = self._driver.api
+        config = self._configs.get(stream) or self._config(stream)
+        result, current = api.cuCtxGetCurrent()
+        if not result and int(current) == self._context:
+            (result,) = api.cuLaunchKernelEx(config, self._kernel.handle, self._params, 0)
+        else:
+            with self._driver.context(self._device.ordinal) as context:
+                self._driver.enter(self._kernel, context)
+                (result,) = api.cuLaunchKernelEx(config, self._kernel.handle, self._params, 0)
+        if result:
+            raise self._error(result)
+
+    def _config(self, stream: int) -> Any:
+        """A launch configuration per stream, so that calls from several threads share nothing that changes."""
+        api, packed = self._driver.api, self._packed
+        config = api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = packed.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = packed.block
+        config.sharedMemBytes = packed.dynamic_smem_bytes
+        config.hStream = api.CUstream(stream)
+        if packed.cluster != (1, 1, 1):
+            attribute = api.CUlaunchAttribute()
+            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster = attribute.value.clusterDim
+            cluster.x, cluster.y, cluster.z = packed.cluster
+            config.attrs, config.numAttrs = [attribute], 1
+        else:
+            config.numAttrs = 0
+        if len(self._configs) > 64:  # streams come and go; handles are reused
+            self._configs = {}
+        self._configs[stream] = config
+        return config
+
+    def _error(self, result: Any) -> DriverError:
+        packed = self._packed
+        return cuda_errors.error(
+            self._driver.api, result,
+            f"{packed.kernel}: launch of grid {packed.grid}, block {packed.block}, cluster {packed.cluster}, "
+            f"{packed.dynamic_smem_bytes} B shared memory on {self._device.describe()} from {self._kernel.where}",
+        )  # fmt: skip
+
+
+def _import_bindings() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as e:
+        raise DriverError(
+            f"cuda: cuda.bindings cannot be imported ({e}); the launcher needs it: pip install 'cuda-bindings>=13,<14'"
+        ) from e
+    return driver

@@ -1,0 +1,117 @@
+"""Which kernel of a bundle serves a problem on a device. Pure: no driver, no files, no state.
+
+`explain` gives every kernel with the reasons why it does not serve; `select` the best one that does, or SelectionError
+with the whole trace and the spec line that would add the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from ..errors import SelectionError
+from ..manifest import KernelEntry, Manifest
+from .driver import ARCH_CAPABILITY, Device
+from .problem import Problem
+
+
+def reasons(entry: KernelEntry, problem: Problem, device: Device, pinned: bool = False) -> tuple[str, ...]:
+    """Why `entry` does not serve `problem` on `device`; empty when it does.
+
+    pinned: the caller named this kernel. Bounds on rows say where a kernel is the better choice, not what it can do, so
+    they do not count then.
+    """
+    serves = entry.serves
+    found: list[str] = []
+    if entry.family != "fmha_fwd":
+        found.append(f"family {entry.family}, wanted fmha_fwd")
+    if not runs_on(entry, device):
+        wanted = ARCH_CAPABILITY.get(entry.arch)
+        which = f"runs on compute capability {wanted[0]}.{wanted[1]} only" if wanted else "unknown to this fmha-gen"
+        found.append(f"arch {entry.arch} {which}")
+    if serves.dtype != problem.dtype:
+        found.append(f"dtype {serves.dtype}, wanted {problem.dtype}")
+    if (serves.head_dim_qk, serves.head_dim_v) != (problem.head_dim_qk, problem.head_dim_v):
+        wanted_dims = (problem.head_dim_qk, problem.head_dim_v)
+        found.append(f"head_dim ({serves.head_dim_qk}, {serves.head_dim_v}), wanted {wanted_dims}")
+    if problem.mask not in serves.masks:
+        found.append(f"mask {' or '.join(serves.masks)}, wanted {problem.mask}")
+    if missing := sorted(set(problem.features) - set(serves.features)):
+        found.append(f"built without {', '.join(missing)}")
+    if extra := sorted(set(serves.features) - set(problem.features)):
+        found.append(f"built for {', '.join(extra)}")
+    if problem.lse and not serves.lse:
+        found.append("built without lse")
+    rows = problem.packed_rows
+    if not pinned and not (serves.min_rows <= rows and (serves.max_rows is None or rows <= serves.max_rows)):
+        most = "any" if serves.max_rows is None else serves.max_rows
+        found.append(f"for {serves.min_rows}..{most} query rows, problem has {rows}")
+    return tuple(found)
+
+
+def runs_on(entry: KernelEntry, device: Device) -> bool:
+    """Whether the device can run the kernel's architecture."""
+    return ARCH_CAPABILITY.get(entry.arch) == device.compute_capability
+
+
+def explain(manifest: Manifest, problem: Problem, device: Device) -> list[tuple[KernelEntry, tuple[str, ...]]]:
+    """Every kernel of the bundle, in manifest order, with its `reasons`."""
+    return [(entry, reasons(entry, problem, device)) for entry in manifest.kernels]
+
+
+def select(manifest: Manifest, problem: Problem, device: Device, pattern: str | None = None) -> KernelEntry:
+    """The kernel of the lowest rank (then the lowest id) that serves `problem` on `device`.
+
+    pattern: a glob over kernel ids (or an id without its digest); only these are considered, whatever their row bounds.
+    Raises SelectionError listing every kernel with its reasons and the spec lines that would add one.
+    """
+    entries = matching(manifest.kernels, pattern)
+    if not entries:
+        listed = "".join(f"\n  {e.id}" for e in manifest.kernels) or "\n  (none: the bundle is empty)"
+        raise SelectionError(
+            f"variant {pattern!r}: matches no kernel of bundle {manifest.name} {manifest.version}; it holds:{listed}"
+        )
+    trace = [(entry, reasons(entry, problem, device, pattern is not None)) for entry in entries]
+    served = [entry for entry, why in trace if not why]
+    if served:
+        return min(served, key=lambda e: (e.rank, e.id))
+    raise SelectionError(_miss(manifest, problem, device, trace))
+
+
+def matching(entries: Iterable[KernelEntry], pattern: str | None) -> tuple[KernelEntry, ...]:
+    """Entries whose id matches the glob; an id's readable part without the digest matches as a whole too."""
+    if pattern is None:
+        return tuple(entries)
+    return tuple(e for e in entries if fnmatchcase(e.id, pattern) or fnmatchcase(e.id, f"{pattern}-????????"))
+
+
+def _miss(
+    manifest: Manifest, problem: Problem, device: Device, trace: list[tuple[KernelEntry, tuple[str, ...]]]
+) -> str:
+    lines = [
+        f"bundle {manifest.name} {manifest.version}: no kernel serves {problem.describe()} on {device.describe()}; "
+        f"the bundle holds archs {_listed(e.arch for e in manifest.kernels)}:"
+    ]
+    for entry, why in sorted(trace, key=lambda item: (len(item[1]), item[0].id)):
+        lines.append(f"  {entry.id}: {'; '.join(why)}")
+    lines.append("to add one, put this into the spec and build again:")
+    lines.extend(f"  {line}" for line in spec_lines(problem, device))
+    return "\n".join(lines)
+
+
+def spec_lines(problem: Problem, device: Device) -> tuple[str, ...]:
+    """What a spec has to say to get a kernel for `problem` on `device`; says so where no arch of fmha-gen fits."""
+    arch = next((a for a, cc in ARCH_CAPABILITY.items() if cc == device.compute_capability), None)
+    if arch is None:
+        known = ", ".join(f"{a} ({cc[0]}.{cc[1]})" for a, cc in ARCH_CAPABILITY.items())
+        return (f"(nothing: fmha-gen builds for {known} only)",)
+    flags = "".join(f", {feature}: true" for feature in problem.features)
+    head_dim = str(problem.head_dim_qk)
+    if problem.head_dim_v != problem.head_dim_qk:
+        head_dim = f"[[{problem.head_dim_qk}, {problem.head_dim_v}]]"
+    kernel = f"- {{dtype: {problem.dtype}, head_dim: {head_dim}, mask: {problem.mask}{flags}}}"
+    return (f"archs: [{arch}]", "kernels:", "  fmha_fwd:", f"    {kernel}")
+
+
+def _listed(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values))) or "none"

@@ -1,0 +1,40 @@
+"""Stream arguments: whatever names a CUDA stream becomes its raw handle."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import ProblemError
+
+
+def stream_handle(stream: Any, tensor: Any, needed: bool = True) -> int:
+    """The raw handle of `stream`.
+
+    An int is taken as it is; objects name it by ``__cuda_stream__`` (CUDA's Python protocol), ``cuda_stream`` (torch)
+    or ``handle``. None means torch's current stream on `tensor`'s device; for other tensors it is an error, because
+    silently using the default stream would race with work on any other. needed=False: the driver has no streams.
+    Raises ProblemError.
+    """
+    if type(stream) is int:
+        return stream
+    if stream is None:
+        return _current_stream(tensor, needed)
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    handle = getattr(stream, "cuda_stream", getattr(stream, "handle", None))
+    if handle is not None:
+        return int(handle)
+    if hasattr(stream, "__index__") and not isinstance(stream, bool):
+        return int(stream.__index__())
+    raise ProblemError(f"stream: {type(stream).__name__} names no CUDA stream; pass its raw handle as an int")
+
+
+def _current_stream(tensor: Any, needed: bool) -> int:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+        return int(torch._C._cuda_getCurrentRawStream(tensor.get_device()))
+    if needed:
+        raise ProblemError("stream: not given, and q is no torch tensor; pass the raw handle (0: default stream)")
+    return 0

@@ -88,7 +88,7 @@ class Footprint:
 
 @dataclass(frozen=True, eq=False)
 class _Operand:
-    """16-byte chunks of one operand of one MMA: int64 [rows, chunks of K] (K-major) or [k, chunks of rows] (MN-major)."""
+    """16-byte chunks of one MMA operand: int64 [rows, chunks of K] (K-major) or [k, chunks of rows] (MN-major)."""
 
     chunks: NDArray[np.int64]
     last: int

@@ -104,9 +104,9 @@ class _Composer(Reader, Scanner, Parser, Composer, BaseResolver):
         line = event.start_mark.line + 1
         anchor = getattr(event, "anchor", None)
         if anchor is not None:
-            sign, kind = ("*", "alias") if isinstance(event, yaml.AliasEvent) else ("&", "anchor")
+            sign, kind = ("*", "aliases") if isinstance(event, yaml.AliasEvent) else ("&", "anchors")
             self._problems.add(
-                line, "", f"{sign}{anchor}: {kind}s are no part of a spec", fix="write the value out; lists multiply"
+                line, "", f"{sign}{anchor}: {kind} are no part of a spec", fix="write the value out; lists multiply"
             )
         if isinstance(event, yaml.AliasEvent):
             self.get_event()

@@ -313,6 +313,7 @@ class _Entry:
             else:
                 what, fix = _explain_key(key, ENTRY_KEYS)
                 self.problems.add(line, here, what, fix=fix)
+                axes.append([])
         return [dict(p for c in combo for p in c.values) for combo in itertools.product(*axes)]
 
     def _filter(self, specs: list[KernelSpec], include: list, exclude: list) -> list[KernelSpec]:
@@ -324,8 +325,9 @@ class _Entry:
                 )
         if include:
             specs = [s for s in specs if any(_matches(s, p) for _, _, patterns in include for p in patterns)]
+        readable = all(patterns for _, _, patterns in (*include, *exclude))
         kept = [s for s in specs if not any(_matches(s, p) for _, _, patterns in exclude for p in patterns)]
-        if not kept and not self.broken:
+        if not kept and readable and not self.broken:
             self.problems.add(self.node.line, self.path, "include and exclude leave no variant", fix="relax them")
         return kept
 

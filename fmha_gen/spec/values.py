@@ -12,7 +12,7 @@ from .nodes import Map, Node, Scalar, Seq
 from .problems import Problems, listing, nearest, show
 
 AUTO = "auto"
-_KINDS: dict[type, str] = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+_KINDS: dict[type, str] = {str: "text", bool: "a truth value", int: "a whole number", float: "a number"}
 _WANTED = {"name": "a name", "int": "a whole number", "float": "a number", "bool": "true or false"}
 _BAD = object()
 
@@ -87,8 +87,10 @@ def _mapping(field: Field, node: Map, path: str, problems: Problems) -> list[dic
             continue
         parts[key] = _member(field, leaf, value, here, problems)
     missing = [m for m in field.members if m not in parts]
-    if missing and (field.all_members or not parts):
+    if missing and (field.all_members or not node.pairs):
         problems.add(node.line, path, f"{', '.join(missing)} missing", field.doc)
+        return []
+    if not parts:
         return []
     keys = [m for m in field.members if m in parts]
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*(parts[k] for k in keys))]

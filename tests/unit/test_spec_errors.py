@@ -294,7 +294,7 @@ def test_anchors_aliases_tags_and_merge_keys_are_refused():
     assert [int(p.split(":")[1]) for p in found] == [8, 9, 10, 11]
     for word, problem in zip(("anchors", "aliases", "tags", "YAML 1.1"), found, strict=True):
         assert word in problem
-    assert "aliases" in problems("edition: 2026\na: &x [*x]\n")[1]
+    assert any("*x: aliases" in p for p in problems("edition: 2026\na: &x [*x]\n"))
 
 
 def test_problems_of_several_files_come_together(tmp_path):

@@ -149,9 +149,7 @@ class _Elf:
                 raise _Malformed(f"cut off: a section ends at byte {r[4] + r[5]}")
         strings = data[raw[names][4] : raw[names][4] + raw[names][5]]
         return [
-            _Section(
-                _string(strings, r[0]), r[1], b"" if r[1] == _SHT_NOBITS else data[r[4] : r[4] + r[5]], r[5], r[6]
-            )
+            _Section(_string(strings, r[0]), r[1], b"" if r[1] == _SHT_NOBITS else data[r[4] : r[4] + r[5]], r[5], r[6])
             for r in raw
         ]
 

@@ -1,10 +1,11 @@
 """Reading a bundle from disk: the only code that opens a bundle's files.
 
-Standard library, `fmha_gen.errors` and `fmha_gen.manifest` only, so that the run time can use it as it is:
+Standard library and `fmha_gen.errors`, `.manifest` and `.elf` only, so that the run time can use it as it is:
 
     manifest = read_manifest(root)               # index; format, integrity and safety checked
     record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
-    cubin = read_verified_file(root, record.cubin)    # the very bytes whose size and SHA-256 were checked
+    cubin = read_cubin(root, record)                  # the very bytes that were checked against digest and record
+    ptx = read_verified_file(root, record.ptx)        # any other file: size and SHA-256 checked
 
 Everything that is wrong raises BundleError naming the file, what was expected and what was found.
 
@@ -25,6 +26,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from . import elf
 from .errors import BundleError
 from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, to_json
 
@@ -74,6 +76,40 @@ def read_verified_file(root: str | os.PathLike[str], file: FileRecord) -> bytes:
     if actual != file.sha256:
         raise BundleError(f"{where}: sha256 is {actual}, expected {file.sha256}; the file is damaged: {_REBUILD}")
     return data
+
+
+def read_cubin(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
+    """The verified bytes of a kernel's cubin, after its ELF was checked against the record. Raises BundleError."""
+    data = read_verified_file(root, record.cubin)
+    check_cubin(data, record, str(Path(root) / record.cubin.path))
+    return data
+
+
+def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
+    """Refuse a cubin whose own tables contradict `record`: architecture, symbol, parameters or block size.
+
+    Raises BundleError naming `where`, the record's value and the cubin's.
+    """
+    cubin = elf.read_cubin(data, where)
+    if cubin.arch != record.arch:
+        raise BundleError(f"{where}: is a cubin for {cubin.arch}, the record says {record.arch}; {_REBUILD}")
+    kernel = cubin.kernel(record.symbol, where)
+    recorded = tuple((p.offset, p.size) for p in record.params)
+    found = tuple((p.offset, p.size) for p in kernel.params)
+    if found != recorded:
+        i = next(
+            (i for i, (a, b) in enumerate(zip(found, recorded, strict=False)) if a != b), min(len(found), len(recorded))
+        )
+        name = record.params[i].name if i < len(recorded) else "none"
+        raise BundleError(
+            f"{where}: parameter {i} ({name}) has (offset, size) {found[i : i + 1]}, "
+            f"the record says {recorded[i : i + 1]}; {_REBUILD}"
+        )
+    if kernel.block is not None and kernel.block != (record.launch.threads, 1, 1):
+        raise BundleError(
+            f"{where}: requires blocks of {kernel.block}, the record launches ({record.launch.threads}, 1, 1); "
+            f"{_REBUILD}"
+        )
 
 
 def check_relative_path(path: str, where: str) -> None:

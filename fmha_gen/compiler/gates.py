@@ -28,7 +28,7 @@ _LOCAL_MEMORY = ("STL", "LDL")
 class Expected:
     """What the plan says about a kernel.
 
-    params: (name, offset, size) in order, bytes. registers: per thread at launch, or None where the plan leaves it open.
+    params: (name, offset, size) in order, bytes. registers: per thread at launch, None where the plan leaves it open.
     """
 
     arch: str

@@ -1,0 +1,349 @@
+"""Bundles: what is written, that it reads back, and that everything damaged or unsafe is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from fmha_gen.bundle import check_bundle
+from fmha_gen.errors import BundleError
+from fmha_gen.manifest import FileRecord, KernelEntry, Manifest, Serves
+from fmha_gen.manifest_io import check_relative_path, manifest_text, read_manifest, read_record, read_verified_file
+from tests.fake_bundle import GENERATOR, TOOLCHAIN, make_bundle, make_kernel
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_bundle(tmp_path / "demo-1.0.0")
+    return tmp_path / "demo-1.0.0"
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def rewrite(root: Path, change) -> None:
+    """Edit the manifest as somebody would who also puts the digest right."""
+    data = json.loads((root / "manifest.json").read_text())
+    change(data)
+    data["sha256"] = "0" * 64
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (root / "manifest.json").write_text(text.replace('\n "sha256": "' + "0" * 64, '\n "sha256": "' + digest))
+
+
+def only(root: Path, folder: str, name: str = "d128") -> Path:
+    (path,) = (p for p in (root / folder).iterdir() if name in p.name)
+    return path
+
+
+def test_reads_back_what_was_written(root: Path):
+    checked = check_bundle(root)
+    assert [k.id for k in checked.manifest.kernels] == sorted(r.id for r in checked.records)
+    assert checked.unreferenced == ()
+    want = {k.record.id: k for k in (make_kernel(), make_kernel("fmha_fwd-sm100a-bf16-d64-causal-q1-89abcdef"))}
+    for record in checked.records:
+        kernel = want[record.id]
+        blank = {"cubin": kernel.record.cubin, "ptx": kernel.record.ptx, "line_map": None, "source": None}
+        assert dataclasses.replace(record, **blank) == kernel.record
+        assert read_verified_file(root, record.cubin) == kernel.cubin
+        assert read_verified_file(root, record.ptx) == kernel.ptx
+        assert record.line_map is not None and read_verified_file(root, record.line_map) == kernel.line_map
+        assert record.source is not None and read_verified_file(root, record.source) == kernel.source
+
+
+def test_same_kernels_same_bytes_whatever_their_order(tmp_path: Path):
+    """A16: no dates, no folder names, no order of arrival."""
+    kernels = [make_kernel(), make_kernel("fmha_fwd-sm100a-bf16-d64-causal-q1-89abcdef")]
+    make_bundle(tmp_path / "a", kernels)
+    make_bundle(tmp_path / "some where (1)" / "b", kernels[::-1])
+    assert tree(tmp_path / "a") == tree(tmp_path / "some where (1)" / "b")
+
+
+def test_nothing_is_touched_when_nothing_changed(root: Path):
+    times = {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()}
+    written = make_bundle(root)
+    assert (written.files_written, written.files_removed) == (0, 0)
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("*") if p.is_file()} == times
+
+
+def test_a_rebuild_repairs_damage(root: Path):
+    """A08: the generator rebuilds what the run time refuses."""
+    before = tree(root)
+    only(root, "cubin").write_bytes(b"")
+    only(root, "ptx").unlink()
+    (root / "manifest.json").write_text("{")
+    written = make_bundle(root)
+    assert written.files_written == 3
+    assert tree(root) == before
+
+
+def test_readers_of_the_index_before_keep_their_files(root: Path):
+    """A11: somebody opened the bundle, and it is rebuilt before he reads a kernel."""
+    old = read_manifest(root)
+    kernels = [dataclasses.replace(make_kernel(), ptx=b"// other\n")]
+    make_bundle(root, kernels)
+    for entry in old.kernels:
+        record = read_record(root, entry)
+        read_verified_file(root, record.cubin), read_verified_file(root, record.ptx)
+    assert check_bundle(root).unreferenced
+    assert make_bundle(root, kernels).files_removed > 0
+    assert check_bundle(root).unreferenced == ()
+
+
+@pytest.mark.parametrize("size", [0, 100])
+@pytest.mark.parametrize("folder", ["cubin", "ptx", "records", "lines", "source"])
+def test_truncated_file_is_named_with_both_sizes(root: Path, folder: str, size: int):
+    """A08: truncation by power loss."""
+    path = only(root, folder)
+    whole = path.read_bytes()
+    size = min(size, len(whole) - 1)
+    path.write_bytes(whole[:size])
+    with pytest.raises(BundleError, match=f"{path.name}: {size} bytes, expected {len(whole)}"):
+        check_bundle(root)
+
+
+@pytest.mark.parametrize("folder", ["cubin", "ptx", "records", "lines", "source"])
+def test_one_flipped_byte_is_named_with_both_digests(root: Path, folder: str):
+    """A08: a flipped byte in any file of the bundle."""
+    path = only(root, folder)
+    data = bytearray(path.read_bytes())
+    expected = hashlib.sha256(data).hexdigest()
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    actual = hashlib.sha256(data).hexdigest()
+    with pytest.raises(BundleError, match=f"{path.name}: sha256 is {actual}, expected {expected}"):
+        check_bundle(root)
+
+
+def test_swapped_and_missing_cubins_are_named(root: Path):
+    """A08: two cubins swapped; then one deleted."""
+    a, b = only(root, "cubin", "d128"), only(root, "cubin", "d64")
+    bytes_a, bytes_b = a.read_bytes(), b.read_bytes()
+    a.write_bytes(bytes_b)
+    b.write_bytes(bytes_a)
+    with pytest.raises(BundleError, match=f"{a.name}: .*expected"):
+        check_bundle(root)
+    a.write_bytes(bytes_a)
+    b.unlink()
+    with pytest.raises(BundleError, match=f"{b.name}: no such file; the bundle is incomplete"):
+        check_bundle(root)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+def test_truncated_manifest_is_refused(root: Path, part: float):
+    """A08: the manifest cut to nothing, to half, and just before its end."""
+    path = root / "manifest.json"
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    with pytest.raises(BundleError, match=r"manifest\.json: \d+ bytes that are not JSON"):
+        read_manifest(root)
+
+
+def test_every_edit_of_the_manifest_is_noticed(root: Path):
+    path = root / "manifest.json"
+    text = path.read_text()
+    for old, new in ((' "rank": 0', ' "rank": 1'), ('"full"', '"none"'), (": 580", ": 500"), ("\n}\n", "\n}\n\n")):
+        old, new = old.strip(" ") if old not in text else old, new
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(BundleError, match=r"manifest\.json: sha256 of its text is .* the manifest was edited"):
+            read_manifest(root)
+    path.write_text(text)
+    read_manifest(root)
+
+
+def test_manifest_and_record_that_disagree_are_refused(root: Path):
+    rewrite(root, lambda m: m["kernels"][0].update(rank=7))
+    with pytest.raises(BundleError, match="rank is 0, the manifest says 7"):
+        check_bundle(root)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ([2, 0], r"format_version 2\.0, this fmha_gen reads 1\.\d+: the major must be the same; install a newer"),
+        ([0, 9], r"format_version 0\.9, this fmha_gen reads 1\.\d+: the major must be the same; rebuild"),
+        ("0.0.0+unknown", r"format_version is '0\.0\.0\+unknown', this fmha_gen reads 1\."),
+        (None, "format_version is None"),
+        ([True, 0], "format_version is"),
+    ],
+)
+def test_other_format_majors_are_refused_with_both_versions(root: Path, version, says: str):
+    """A13: same major or nothing, and the message has both versions and the fix."""
+    rewrite(root, lambda m: m.update(format_version=version))
+    with pytest.raises(BundleError, match=says):
+        read_manifest(root)
+
+
+def test_newer_and_older_minors_are_read(root: Path):
+    """A13: a newer minor only adds keys, an older one lacks some that have defaults."""
+
+    def newer(m):
+        m["format_version"] = [1, 99]
+        m["something_new"] = {"a": 1}
+        m["kernels"][0]["also_new"] = []
+
+    rewrite(root, newer)
+    assert read_manifest(root).format_version == (1, 99)
+    rewrite(root, lambda m: m.pop("lse_base"))
+    assert read_manifest(root).lse_base == "e"
+
+
+def test_missing_and_mistyped_fields_are_named(root: Path):
+    rewrite(root, lambda m: m["kernels"][1].pop("arch"))
+    with pytest.raises(BundleError, match=r"kernels\[1\]: key 'arch' is missing"):
+        read_manifest(root)
+    rewrite(root, lambda m: m["kernels"][1].update(arch=100))
+    with pytest.raises(BundleError, match=r"kernels\[1\]\.arch: 100 is not of type str"):
+        read_manifest(root)
+
+
+@pytest.mark.parametrize(
+    "path", ["../../x.cubin", "/etc/passwd", "cubin/../../x", "", ".", "cubin//x", "a\\b", "c:/x", "x\0y", "cubin/"]
+)
+def test_paths_that_leave_the_bundle_are_refused(root: Path, path: str):
+    """A23: whatever a manifest says, nothing outside its folder is read."""
+    rewrite(root, lambda m: m["kernels"][0]["record"].update(path=path))
+    with pytest.raises(BundleError, match="leaves the bundle or is not a plain relative path"):
+        check_bundle(root)
+    with pytest.raises(BundleError):
+        check_relative_path(path, "x")
+
+
+def test_links_out_of_the_bundle_are_refused(root: Path, tmp_path: Path):
+    """A23: a link, even to the right bytes. A link that stays inside is no escape."""
+    cubin = only(root, "cubin")
+    outside = tmp_path / "outside.cubin"
+    shutil.move(cubin, outside)
+    cubin.symlink_to(outside)
+    with pytest.raises(BundleError, match=f"{cubin.name}: links to .*outside.cubin, outside the bundle"):
+        check_bundle(root)
+    cubin.unlink()
+    shutil.move(outside, root / "cubin" / "moved")
+    cubin.symlink_to("moved")
+    check_bundle(root)
+
+
+def test_a_folder_linked_out_of_the_bundle_is_refused(root: Path, tmp_path: Path):
+    """A23: the folder is the link."""
+    shutil.move(root / "cubin", tmp_path / "cubin")
+    (root / "cubin").symlink_to(tmp_path / "cubin")
+    with pytest.raises(BundleError, match="outside the bundle"):
+        check_bundle(root)
+
+
+@pytest.mark.parametrize("what", ["manifest.json", "cubin", "."])
+def test_what_anybody_can_write_is_refused(root: Path, what: str):
+    """A23: world-writable files, or a world-writable bundle folder."""
+    path = only(root, "cubin") if what == "cubin" else root / what
+    os.chmod(path, path.stat().st_mode | 0o002)
+    with pytest.raises(BundleError, match="lets everybody write; `chmod o-w "):
+        check_bundle(root)
+
+
+def test_written_modes_do_not_depend_on_an_open_umask(tmp_path: Path):
+    """A23: a build under umask 0 still makes a bundle that its own reader accepts."""
+    old = os.umask(0)
+    try:
+        make_bundle(tmp_path / "b")
+    finally:
+        os.umask(old)
+    check_bundle(tmp_path / "b")
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(root: Path):
+    path = only(root, "cubin")
+    path.unlink()
+    os.mkfifo(path, 0o644)
+    with pytest.raises(BundleError, match="not a regular file"):
+        check_bundle(root)
+
+
+def test_moved_renamed_linked_and_read_only_bundles_open(root: Path, tmp_path: Path, monkeypatch):
+    """A20: neither place nor name of the folder matters, nor that it is reached through a link; no HOME needed."""
+    monkeypatch.delenv("HOME", raising=False)
+    moved = tmp_path / "out dir (1)" / "renamed"
+    moved.parent.mkdir()
+    shutil.move(root, moved)
+    link = tmp_path / "link"
+    link.symlink_to(moved)
+    for p in moved.rglob("*"):
+        os.chmod(p, 0o555 if p.is_dir() else 0o444)
+    assert check_bundle(link).manifest == check_bundle(moved).manifest
+    for p in moved.rglob("*"):
+        os.chmod(p, 0o755 if p.is_dir() else 0o644)
+
+
+def test_same_base_names_in_two_folders_are_told_apart(root: Path):
+    """A10: digests belong to relative paths, not to base names."""
+    entries = read_manifest(root).kernels
+    records = [read_record(root, e) for e in entries]
+    files = []
+    for arch, record in zip(("sm_90a", "sm_100a"), records, strict=True):
+        (root / "cubin" / arch).mkdir()
+        shutil.copy(root / record.cubin.path, root / "cubin" / arch / "k.cubin")
+        files.append(dataclasses.replace(record.cubin, path=f"cubin/{arch}/k.cubin"))
+    assert read_verified_file(root, files[0]) != read_verified_file(root, files[1])
+    crossed = dataclasses.replace(files[0], path=files[1].path)
+    with pytest.raises(BundleError, match=r"cubin/sm_100a/k\.cubin: .*expected"):
+        read_verified_file(root, crossed)
+
+
+@pytest.mark.parametrize(
+    ("cubin", "says"),
+    [
+        ({"sm": 90}, "is a cubin for sm_90a, the record says sm_100a"),
+        ({"specific": False}, "is a cubin for sm_100, the record says sm_100a"),
+        ({"block": (384, 1, 1)}, r"requires blocks of \(384, 1, 1\), the record launches \(512, 1, 1\)"),
+        ({"params": ((0, 128), (128, 8))}, r"parameter 2 \(seqlen_q\) has \(offset, size\) \(\)"),
+        ({"params": ((0, 128), (136, 8), (144, 4))}, r"parameter 1 \(lse\) .*\(\(136, 8\),\).*\(\(128, 8\),\)"),
+    ],
+)
+def test_a_cubin_that_contradicts_its_record_is_not_written(tmp_path: Path, cubin, says: str):
+    """A01, A08: architecture and parameter table come from the ELF, not from a name."""
+    with pytest.raises(BundleError, match=says):
+        make_bundle(tmp_path / "b", [make_kernel(**cubin)])
+    assert not (tmp_path / "b" / "manifest.json").exists()
+
+
+def test_two_kernels_with_one_id_are_refused(tmp_path: Path):
+    with pytest.raises(BundleError, match="two kernels with this id"):
+        make_bundle(tmp_path / "b", [make_kernel(), make_kernel()])
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").write_text("x")
+    with pytest.raises(BundleError, match=r"holds .thesis\.tex., which is no part of a bundle"):
+        make_bundle(tmp_path / "b")
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["thesis.tex"]
+
+
+def test_opening_a_bundle_of_100_kernels_is_cheap(tmp_path: Path):
+    """The index has 2 ms; the limit here is loose, for loaded machines."""
+    file = FileRecord("records/" + "x" * 60, "a" * 64, 12345)
+    serves = Serves("bf16", 128, 128, ("full", "causal"), ("varlen",), 0, 128)
+    entries = tuple(KernelEntry(f"fmha_fwd-{i}", "fmha_fwd", "sm_100a", serves, i, file) for i in range(100))
+    manifest = Manifest("demo", "1.0.0", GENERATOR, TOOLCHAIN, 580, entries)
+    (tmp_path / "manifest.json").write_text(manifest_text(manifest))
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        assert len(read_manifest(tmp_path).kernels) == 100
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.01
+    assert read_manifest(tmp_path) == manifest
+
+
+def test_no_bundle_there(tmp_path: Path):
+    with pytest.raises(BundleError, match="not a folder; a bundle is the folder"):
+        read_manifest(tmp_path / "nothing")
+    with pytest.raises(BundleError, match=r"manifest\.json: no such file"):
+        read_manifest(tmp_path)

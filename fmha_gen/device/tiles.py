@@ -1,0 +1,60 @@
+"""Which tile a CTA works on, and which key blocks a tile needs. Shared by all architectures.
+
+A tile is `rows` consecutive query rows of one head of one batch entry. Keys come in blocks of `tile_n`. With a causal
+mask key j is visible to row i iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+def ceil_div(a, b: int):
+    return (a + (b - 1)) // b
+
+
+@cute.jit
+def static_order(tile: Int32, num_m_blocks: Int32, num_heads: Int32):
+    """(m_block, head, batch) with m_block fastest: neighbouring CTAs share K and V."""
+    m_block = tile % num_m_blocks
+    rest = tile // num_m_blocks
+    return m_block, rest % num_heads, rest // num_heads
+
+
+@cute.jit
+def longest_first_order(
+    tile: Int32, num_m_blocks: Int32, num_heads: Int32, batch: Int32, heads_per_section: Int32
+):
+    """(m_block, head, batch), most keys first within a section of heads whose K and V fit the L2 cache."""
+    section_tiles = heads_per_section * num_m_blocks
+    section = tile // section_tiles
+    in_section = tile - section * section_tiles
+    heads_here = cutlass.min(heads_per_section, num_heads * batch - section * heads_per_section)
+    row = in_section // heads_here
+    head_batch = section * heads_per_section + in_section - row * heads_here
+    return num_m_blocks - 1 - row, head_batch % num_heads, head_batch // num_heads
+
+
+@cute.jit
+def num_blocks_full(seqlen_k: Int32, tile_n: cutlass.Constexpr):
+    """Key blocks of a tile without a mask."""
+    return ceil_div(seqlen_k, tile_n)
+
+
+@cute.jit
+def num_blocks_causal(
+    m_block: Int32, rows: cutlass.Constexpr, tile_n: cutlass.Constexpr, seqlen_q: Int32, seqlen_k: Int32
+):
+    """Key blocks that any row of the tile sees; 0 if none does."""
+    last_row = cutlass.min((m_block + 1) * rows, seqlen_q)
+    num_keys = cutlass.max(cutlass.min(last_row + seqlen_k - seqlen_q, seqlen_k), Int32(0))
+    return ceil_div(num_keys, tile_n)
+
+
+@cute.jit
+def num_unmasked_blocks_causal(first_row: Int32, tile_n: cutlass.Constexpr, seqlen_q: Int32, seqlen_k: Int32):
+    """Leading key blocks that row `first_row`, and so every later row, sees whole."""
+    num_keys = cutlass.max(cutlass.min(first_row + 1 + seqlen_k - seqlen_q, seqlen_k), Int32(0))
+    return num_keys // tile_n

@@ -1,0 +1,101 @@
+"""The command line ``fmha-gen``. Thin: every command parses, calls one function of the package, and prints.
+
+A command lives in a module of its own, imported only when it runs. Exit codes: 0 done, 1 failed, 2 wrong usage. With
+``--json`` a failure is printed as ``{"error": {"code", "message", ...}}``; `docs/cli.md` lists codes and keys.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..errors import FmhaGenError
+from .output import print_error
+
+# name -> what `fmha-gen --help` says; a command's module is `cli/<name>.py` and its function `command`.
+COMMANDS = {
+    "build": "Compile spec files into a bundle.",
+    "plan": "Show the budgets of each kernel of a spec: SMEM, TMEM, registers, pipelines.",
+    "render": "Print or write the kernel sources of a spec.",
+    "list": "Show which kernels a bundle holds, and what it lacks of a spec.",
+    "inspect": "Check every file of a bundle and show its kernels' records.",
+    "analyze": "Read the machine code of a bundle or cubin: registers, spills, loops by role.",
+    "verify": "Run a bundle's kernels against an fp64 reference.",
+    "run": "Run one attention problem from an .npz file.",
+    "doctor": "Say what this installation can do, and what it lacks.",
+    "schema": "Print the JSON schema of spec files, for editors.",
+}
+
+
+class _Group(click.Group):
+    """Loads a command when it is asked for, and turns every error into the exit codes above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f".{name}", __name__).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> Any:
+        argv = list(sys.argv[1:] if args is None else args)
+        sys.exit(_run(self, argv))
+
+
+def _run(group: _Group, argv: list[str]) -> int:
+    """Run the command line `argv`; returns the exit code."""
+    as_json = "--json" in argv
+    try:
+        result = click.Group.main(group, args=argv, prog_name="fmha-gen", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.UsageError as e:
+        if as_json:
+            print_error("usage", e.format_message(), as_json=True)
+        else:
+            e.show()
+        return 2
+    except click.ClickException as e:
+        print_error("file", e.format_message(), as_json)
+        return 1
+    except FmhaGenError as e:
+        print_error(e.code, str(e), as_json, problems=getattr(e, "problems", None))
+        return 1
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.partition(".")[0] in ("fmha_gen", "cutlass"):
+            raise
+        fix = "pip install 'fmha-gen[build]'"
+        print_error("toolchain", f"{e.name} is not installed; this command needs it; {fix}", as_json)
+        return 1
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        print_error("interrupted", "interrupted", as_json)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except Exception as e:
+        if as_json:
+            print_error("internal", f"{type(e).__name__}: {e}; this is a bug of fmha-gen", as_json=True)
+            return 1
+        raise
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="fmha-gen")
+def cli() -> None:
+    """Ahead-of-time compiler of fused multi-head attention kernels.
+
+    A YAML spec becomes a bundle of proven cubins; the run time launches them and never compiles.
+    """

@@ -1,0 +1,112 @@
+"""What the commands share: printing as text or JSON, errors, and the options that several take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import SelectionError, SpecError
+
+if TYPE_CHECKING:
+    from ..manifest import KernelEntry, Manifest
+    from ..spec import KernelSpec
+
+PIPE_WIDTH = 200  # columns of a table when no terminal says how wide it is
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/cli.md has the keys.")
+only_option = click.option("--only", metavar="GLOB", help="Only kernels whose id matches, e.g. '*-d128-causal-*'.")
+spec_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+bundle_argument = click.argument("bundle", metavar="BUNDLE")
+
+
+def out() -> Console:
+    """The console of results. Tables keep their width when piped."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def err() -> Console:
+    """The console of progress and warnings."""
+    return Console(stderr=True, highlight=False)
+
+
+def only_entries(manifest: Manifest, only: str | None) -> tuple[KernelEntry, ...]:
+    """The kernels of a bundle that ``--only`` asks for. Raises SelectionError when it matches none."""
+    from ..runtime.select import matching
+
+    found = matching(manifest.kernels, only)
+    if not found:
+        held = ", ".join(e.id for e in manifest.kernels) or "nothing"
+        raise SelectionError(f"--only {only}: matches no kernel of {manifest.name} {manifest.version}; it holds {held}")
+    return found
+
+
+def only_specs(specs: Sequence[KernelSpec], only: str | None) -> list[KernelSpec]:
+    """The variants of a spec whose readable name or planned id ``--only`` matches. Raises SpecError if none does."""
+    if only is None:
+        return list(specs)
+    found = [s for s in specs if fnmatchcase(s.name, only) or fnmatchcase(f"{s.name}-00000000", only)]
+    if not found:
+        raise SpecError([f"--only {only}: matches no kernel of the spec; it has {', '.join(s.name for s in specs)}"])
+    return found
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(data, indent=1, sort_keys=False, ensure_ascii=False, allow_nan=False))
+
+
+def print_error(code: str, message: str, as_json: bool, problems: Sequence[str] | None = None) -> None:
+    """An error: one JSON document on standard output, or text on standard error."""
+    if as_json:
+        error: dict[str, Any] = {"code": code, "message": message}
+        if problems is not None:
+            error["problems"] = list(problems)
+        print_json({"error": error})
+        return
+    click.echo(f"error: {message}" if not problems else message, err=True)
+    if problems:
+        click.echo(f"error: {len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
+
+
+def table(title: str | None, *columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table; columns named in `right` are right-aligned."""
+    t = Table(title=title, title_justify="left", header_style="bold", expand=False, box=box.SIMPLE_HEAD)
+    for name in columns:
+        t.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return t
+
+
+def add_row(t: Table, *cells: object) -> None:
+    """One row. Cells are plain text: a ``[`` in them is no markup."""
+    t.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
+
+
+def progress(total: int, what: str) -> tuple[Progress, Callable[[str], None]]:
+    """A bar on standard error that shows only where a terminal looks, and a function that advances it by one."""
+    console = err()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = bar.add_task(what, total=total)
+
+    def advance(label: str) -> None:
+        bar.update(task, advance=1, description=f"{what} {escape(label)}")
+
+    return bar, advance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .solve import make_plan
 from .types import KernelPlan
 
-__all__ = ["KernelPlan"]
+__all__ = ["KernelPlan", "make_plan"]

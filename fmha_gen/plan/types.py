@@ -305,11 +305,14 @@ class KernelPlan:
         return _by_name(self.named_barriers, name)
 
     @property
-    def readable_id(self) -> str:
-        """E.g. ``fmha_fwd-sm100a-bf16-d192x128-causal-q2``."""
-        s = self.spec
-        dims = f"d{s.head_dim_qk}" if s.head_dim_qk == s.head_dim_v else f"d{s.head_dim_qk}x{s.head_dim_v}"
-        return "-".join([s.family, s.arch.replace("_", ""), s.dtype, dims, s.mask, f"q{s.q_stage}"])
+    def id(self) -> str:
+        """The kernel's id: readable part and eight hex digits of the spec's digest."""
+        return self.spec.id
+
+    @property
+    def symbol_prefix(self) -> str:
+        """What the kernel's symbol starts with; the compiler appends ``_0``."""
+        return self.id.replace("-", "_")
 
     @property
     def tensor_maps(self) -> tuple[TensorMapRecord, ...]:

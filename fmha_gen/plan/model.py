@@ -1,0 +1,102 @@
+"""The bound: the least clocks that one SM needs per pair of 128-row tiles and tile_n keys, as a model.
+
+Every figure here is a model figure, computed from rates and instruction counts, never measured. `analyze` uses the
+same functions with the counts that it reads from a cubin.
+"""
+
+from __future__ import annotations
+
+from ..arch import Arch
+from .types import ModelBound
+
+ROWS = 128
+WARP = 32
+
+# Issue slots (SASS instructions in the unmasked loop, per 128 keys and warp) of FlashAttention-4 4.0.0b36's cubins for
+# sm_100a, built by nvidia-cutlass-dsl 4.8.1 and its ptxas 13.4: (head_dim_qk, head_dim_v) -> (correction, MMA).
+PEER_SLOTS: dict[tuple[int, int], tuple[int, int]] = {
+    (64, 64): (107, 173),
+    (96, 96): (147, 192),
+    (128, 128): (185, 202),
+    (192, 128): (185, 234),
+    (256, 256): (199, 315),
+}
+# The same cubins' softmax loops have 485 to 544 slots; without 3.6 for each emulated exponential they all leave 457
+# +-2 (15 spill instructions of one shape aside).
+SOFTMAX_BASE_SLOTS = 457.0
+EMULATED_SLOTS = 3.6
+# MUFU operations per row and block of those cubins; a variant may use as many even where 85% of the MMA term is less.
+PEER_MUFU: dict[tuple[int, int, str], int] = {
+    (64, 64, "full"): 113,
+    (64, 64, "causal"): 113,
+    (96, 96, "full"): 113,
+    (96, 96, "causal"): 113,
+    (128, 128, "full"): 105,
+    (128, 128, "causal"): 113,
+    (192, 128, "full"): 105,
+    (192, 128, "causal"): 121,
+    (256, 256, "full"): 105,
+}
+MUFU_SHARE = 0.85  # of the MMA term: slots may not be bought with MUFU beyond it
+
+
+def mma_clk(head_dim_qk: int, head_dim_v: int, tile_n: int, arch: Arch) -> float:
+    """Tensor-core clocks of both products of two row tiles: ``2 * 2*128*tile_n*(d + dv) / rate``."""
+    return 2 * 2 * ROWS * tile_n * (head_dim_qk + head_dim_v) / arch.mma_flop_per_clk
+
+
+def mufu_clk_per_op(arch: Arch) -> float:
+    """Clocks of one MUFU operation per row of both tiles: 256 rows at the SM's rate (16 on sm_100a)."""
+    return 2 * ROWS / arch.mufu_per_clk
+
+
+def mufu_clk(mufu_per_row: float, arch: Arch) -> float:
+    """Clocks of the special-function units; `mufu_per_row` counts MUFU instructions of one softmax warp and block."""
+    return mufu_per_row * mufu_clk_per_op(arch)
+
+
+def issue_clk(softmax_slots: float, correction_slots: float, mma_slots: float) -> float:
+    """Issue slots of the busiest sub-core: two softmax warps, one correction warp and the MMA warp, one slot a clock."""
+    return 2 * softmax_slots + correction_slots + mma_slots
+
+
+def peer_slots(head_dim_qk: int, head_dim_v: int) -> tuple[int, int]:
+    """(correction, MMA) slots: recorded ones, else lines through them (within 8% of each recorded figure)."""
+    found = PEER_SLOTS.get((head_dim_qk, head_dim_v))
+    if found:
+        return found
+    return round(28 + 157 * min(head_dim_v, ROWS) / ROWS), round(136 + (head_dim_qk + head_dim_v) * 0.3)
+
+
+def mufu_per_row(tile_n: int, emulated_elems: int) -> int:
+    """One MUFU per exponential that is not emulated, and one for the rescale factor."""
+    return tile_n - emulated_elems + 1
+
+
+def mufu_cap(head_dim_qk: int, head_dim_v: int, mask: str, tile_n: int, arch: Arch) -> int:
+    """Most MUFU per row and block: 85% of the MMA term, or the peer's count if that is more."""
+    share = int(MUFU_SHARE * mma_clk(head_dim_qk, head_dim_v, tile_n, arch) / mufu_clk_per_op(arch))
+    return max(share, PEER_MUFU.get((head_dim_qk, head_dim_v, mask), 0) * tile_n // ROWS)
+
+
+def bound(
+    head_dim_qk: int, head_dim_v: int, tile_n: int, mufu: int, softmax: float, correction: int, mma: int, arch: Arch
+) -> ModelBound:
+    """All terms from counts per block: MUFU per row, and issue slots per warp of the three loops."""
+    return ModelBound(
+        mma_clk=mma_clk(head_dim_qk, head_dim_v, tile_n, arch),
+        mufu_clk=mufu_clk(mufu, arch),
+        issue_clk=issue_clk(softmax, correction, mma),
+        mufu_per_row=mufu,
+        softmax_slots=softmax,
+        correction_slots=correction,
+        mma_slots=mma,
+    )
+
+
+def predict(head_dim_qk: int, head_dim_v: int, tile_n: int, emulated_elems: int, arch: Arch) -> ModelBound:
+    """The bound of a kernel with the peer's slot costs and a given number of emulated exponentials."""
+    correction, mma = peer_slots(head_dim_qk, head_dim_v)
+    softmax = SOFTMAX_BASE_SLOTS * tile_n / ROWS + EMULATED_SLOTS * emulated_elems
+    mufu = mufu_per_row(tile_n, emulated_elems)
+    return bound(head_dim_qk, head_dim_v, tile_n, mufu, round(softmax, 1), correction, mma, arch)

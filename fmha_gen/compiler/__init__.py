@@ -7,7 +7,7 @@ Each call starts one child process with a folder of its own (see `child` for why
 from __future__ import annotations
 
 from .linemap import SOURCE_NAME, LineMap
-from .run import CompiledKernel, CompileJob, compile_kernel
+from .run import CompiledKernel, CompileJob, compile_kernel, kill_running
 from .toolchain import CUDA_MAJOR, DSL_VERSION, MIN_DRIVER, identity
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "LineMap",
     "compile_kernel",
     "identity",
+    "kill_running",
 ]

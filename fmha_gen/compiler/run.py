@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -60,11 +61,16 @@ def compile_kernel(job: CompileJob) -> CompiledKernel:
     """
     toolchain.identity()
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="fmha-gen-") as folder:
-        work = Path(folder)
-        result = _run_child(job, work)
-        compiled = _gate(job, work, result, time.perf_counter() - start)
-    return compiled
+    try:
+        with tempfile.TemporaryDirectory(prefix="fmha-gen-") as folder:
+            work = Path(folder)
+            result = _run_child(job, work)
+            return _gate(job, work, result, time.perf_counter() - start)
+    except OSError as e:
+        raise CompileError(
+            f"{job.id}: {e.strerror or e} ({e.filename or tempfile.gettempdir()}); compiling needs a folder to write to, "
+            f"with some MiB free: free some space, or set TMPDIR"
+        ) from None
 
 
 def _run_child(job: CompileJob, work: Path) -> dict[str, str]:
@@ -75,20 +81,40 @@ def _run_child(job: CompileJob, work: Path) -> dict[str, str]:
     command = [sys.executable, "-P", "-m", "fmha_gen.compiler.child", "job.json"]
     with open(work / "log.txt", "wb") as log:
         child = subprocess.Popen(
-            command, cwd=work, env=_child_env(work), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            command,
+            cwd=work,
+            env=_child_env(work),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
             start_new_session=True,
-        )  # fmt: skip
+        )
+        _running.add(child)
         try:
             code = child.wait(timeout=job.time_limit_s)
-        except BaseException as e:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            if isinstance(e, subprocess.TimeoutExpired):
-                raise _failure(
-                    job, work, f"took longer than its limit of {job.time_limit_s:g} s; raise the limit or lower -j"
-                ) from None
-            raise
+        except subprocess.TimeoutExpired:
+            limit = f"{job.time_limit_s:g} s"
+            raise _failure(job, work, f"took longer than its limit of {limit}; raise the limit or lower -j") from None
+        finally:
+            _running.discard(child)
+            if child.poll() is None:
+                _kill(child)
+                child.wait()
     return _child_result(job, work, code)
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def kill_running() -> None:
+    """End the compiler processes that this process started; their `compile_kernel` calls raise CompileError."""
+    for child in list(_running):
+        _kill(child)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _child_result(job: CompileJob, work: Path, code: int) -> dict[str, str]:

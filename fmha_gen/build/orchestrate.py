@@ -1,0 +1,259 @@
+"""The build: every stage for every kernel, in order, with the compilations side by side."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bundle import KernelFiles, write_bundle
+from ..compiler import DSL_VERSION, MIN_DRIVER, CompiledKernel, CompileJob, compile_kernel, kill_running
+from ..compiler.gates import Expected
+from ..compiler.toolchain import python_version
+from ..errors import CompileError, PlanError, SpecError
+from ..launch_rules import default_scalar_rule
+from ..manifest import FileRecord, KernelRecord, LaunchRecord, Toolchain
+from ..plan import KernelPlan, make_plan
+from ..render import render
+from ..spec import BundleHeader, KernelSpec, check_identities
+from .cache import BuildCache, default_cache_dir
+from .identity import build_digest, generator
+from .jobs import choose_jobs
+
+if TYPE_CHECKING:
+    from ..render import Rendered
+
+_NO_FILE = FileRecord("", "", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResult:
+    """What became of one kernel. state: ``planned`` (dry run), ``cached``, ``compiled`` or ``failed``.
+
+    seconds: compile time, that of the first compilation for a cached kernel. cubin_bytes: 0 unless there is a cubin.
+    """
+
+    id: str
+    arch: str
+    state: str
+    seconds: float = 0.0
+    cubin_bytes: int = 0
+    registers: int = 0
+    problem: str = ""
+
+
+Progress = Callable[[KernelResult, int, int], None]  # (kernel, kernels done, kernels in all)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to build; nothing here changes what a kernel is.
+
+    jobs: kernels compiled side by side; None: one per processor. Memory limits either. only: glob on kernel ids.
+    dry_run: plan and render only. source: ship rendered sources. executor: runs the compilations elsewhere (any
+    `concurrent.futures` executor; the task is picklable and pure); the caller owns it.
+    """
+
+    jobs: int | None = None
+    only: str | None = None
+    dry_run: bool = False
+    source: bool = False
+    time_limit_s: float = 600.0
+    cache_dir: Path | None = None
+    executor: Executor | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """root: the bundle's folder (of a dry run: where it would be). files_written counts files that changed."""
+
+    root: Path
+    kernels: tuple[KernelResult, ...]
+    jobs: int
+    files_written: int = 0
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        return tuple(sorted({k.arch for k in self.kernels}))
+
+    @property
+    def cubin_bytes(self) -> int:
+        return sum(k.cubin_bytes for k in self.kernels)
+
+    def count(self, state: str) -> int:
+        return sum(k.state == state for k in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One kernel on its way."""
+
+    plan: KernelPlan
+    rendered: Rendered
+    job: CompileJob
+    key: str
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+
+def build_bundle(
+    header: BundleHeader, specs: Sequence[KernelSpec], out_dir: Path, options: BuildOptions | None = None
+) -> BuildResult:
+    """Build ``out_dir/<name>-<version>/`` from `specs`.
+
+    Raises SpecError (nothing to build, clashing ids), PlanError (every variant that does not fit), ToolchainError,
+    CompileError (every kernel that failed; nothing is written), BundleError (the folder holds something else).
+    """
+    options = options or BuildOptions()
+    root = out_dir / f"{header.name}-{header.version}"
+    cache = BuildCache(options.cache_dir or default_cache_dir())
+    items = _prepare(specs, options, cache)
+    if options.dry_run:
+        return BuildResult(root, tuple(KernelResult(i.id, i.plan.spec.arch, "planned") for i in items), 0)
+    jobs = choose_jobs(options.jobs, len(items))
+    compiled, results = _compile_all(items, cache, jobs, options)
+    failures = [r for r in results if r.state == "failed"]
+    if failures:
+        kept = f"{len(results) - len(failures)} of {len(results)} kernels compiled and are kept for the next try"
+        raise CompileError("\n".join([*(r.problem for r in failures), f"{kept}; {root} was not written"]))
+    kernels = [_kernel_files(i, c, options.source) for i, c in zip(items, compiled, strict=True) if c is not None]
+    written = write_bundle(
+        root, header.name, header.version, generator(), _toolchain(kernels, compiled), MIN_DRIVER, kernels
+    )
+    return BuildResult(root, tuple(results), jobs, written.files_written)
+
+
+def _prepare(specs: Sequence[KernelSpec], options: BuildOptions, cache: BuildCache) -> list[_Item]:
+    plans, problems = [], []
+    for spec in specs:
+        try:
+            plans.append(make_plan(spec))
+        except PlanError as e:
+            problems.append(str(e))
+    if problems:
+        raise PlanError("\n".join(problems))
+    check_identities(p.spec for p in plans)
+    if options.only is not None:
+        chosen = [p for p in plans if fnmatch.fnmatchcase(p.spec.id, options.only)]
+        if not chosen:
+            ids = "\n  ".join(p.spec.id for p in plans)
+            raise SpecError([f"--only {options.only}: matches none of the {len(plans)} kernels:\n  {ids}"])
+        plans = chosen
+    if not plans:
+        raise SpecError(["no kernel to build: the spec files expand to nothing; check archs, include and exclude"])
+    return [_item(p, options, cache) for p in plans]
+
+
+def _item(plan: KernelPlan, options: BuildOptions, cache: BuildCache) -> _Item:
+    rendered = render(plan)
+    expected = Expected(
+        arch=plan.spec.arch,
+        symbol=f"{rendered.kernel_name}_0",
+        params=tuple((p.name, p.offset, p.size) for p in plan.params),
+        threads=plan.num_threads,
+        registers=plan.launch_regs,
+    )
+    job = CompileJob(
+        id=plan.spec.id,
+        source=rendered.text,
+        expected=expected,
+        tmem_cols=plan.tmem_alloc_cols,
+        log_dir=str(cache.log_dir),
+        time_limit_s=options.time_limit_s,
+    )
+    return _Item(plan, rendered, job, build_digest(job))
+
+
+def _compile_all(
+    items: list[_Item], cache: BuildCache, jobs: int, options: BuildOptions
+) -> tuple[list[CompiledKernel | None], list[KernelResult]]:
+    """Every kernel from the cache or the compiler, in the order of `items`; failures as results, not exceptions."""
+    compiled: list[CompiledKernel | None] = [cache.load(i.key) for i in items]
+    results: list[KernelResult | None] = [None] * len(items)
+    done = 0
+
+    def finish(n: int, state: str, problem: str = "") -> None:
+        nonlocal done
+        done += 1
+        results[n] = result = _result(items[n], compiled[n], state, problem)
+        if options.progress is not None:
+            options.progress(result, done, len(items))
+
+    for n, kernel in enumerate(compiled):
+        if kernel is not None:
+            finish(n, "cached")
+    missing = [n for n, kernel in enumerate(compiled) if kernel is None]
+    # Each task is a child process that a thread waits for, so that threads are all the pool that is needed.
+    executor = options.executor or ThreadPoolExecutor(max_workers=jobs)
+    futures: dict[Future[CompiledKernel], int] = {}
+    try:
+        futures = {executor.submit(compile_kernel, items[n].job): n for n in missing}
+        for future in as_completed(futures):
+            n = futures[future]
+            try:
+                kernel = future.result()
+            except CompileError as e:
+                finish(n, "failed", str(e))
+                continue
+            cache.store(items[n].key, kernel)
+            compiled[n] = kernel
+            finish(n, "compiled")
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        kill_running()
+        raise
+    finally:
+        if options.executor is None:
+            executor.shutdown()
+    return compiled, [r for r in results if r is not None]
+
+
+def _result(item: _Item, kernel: CompiledKernel | None, state: str, problem: str) -> KernelResult:
+    arch = item.plan.spec.arch
+    if kernel is None:
+        return KernelResult(item.id, arch, state, problem=problem)
+    return KernelResult(item.id, arch, state, kernel.seconds, len(kernel.cubin), kernel.resources.registers)
+
+
+def _kernel_files(item: _Item, kernel: CompiledKernel, with_source: bool) -> KernelFiles:
+    plan, spec = item.plan, item.plan.spec
+    record = KernelRecord(
+        id=item.id,
+        family=spec.family,
+        arch=spec.arch,
+        build_digest=item.key,
+        symbol=item.job.expected.symbol,
+        spec=spec.canonical(),
+        plan=plan.to_dict(),
+        serves=plan.serves,
+        rank=plan.rank,
+        params=plan.params,
+        launch=LaunchRecord(
+            threads=plan.num_threads,
+            cluster=(spec.num_ctas or 1, 1, 1),
+            dynamic_smem_bytes=plan.smem_bytes,
+            grid=plan.grid,
+            scalars={p.name: r for p in plan.params if (r := default_scalar_rule(p.name)) is not None},
+        ),
+        resources=kernel.resources,
+        cubin=_NO_FILE,
+        ptx=_NO_FILE,
+    )
+    source = item.rendered.text.encode() if with_source else None
+    return KernelFiles(record, kernel.cubin, kernel.ptx, kernel.line_map, source)
+
+
+def _toolchain(kernels: list[KernelFiles], compiled: list[CompiledKernel | None]) -> Toolchain:
+    """The one toolchain of all kernels: the cache's keys let no other in."""
+    versions = {(c.cuda, c.ptxas) for c in compiled if c is not None}
+    if len(versions) != 1:
+        raise CompileError(f"kernels of {len(versions)} toolchains in one bundle: {sorted(versions)}; empty the cache")
+    cuda, ptxas = versions.pop()
+    return Toolchain(dsl=DSL_VERSION, cuda=cuda, ptxas=ptxas, python=python_version())

@@ -108,9 +108,9 @@ def spec_lines(problem: Problem, device: Device) -> tuple[str, ...]:
     flags = "".join(f", {feature}: true" for feature in problem.features)
     head_dim = str(problem.head_dim_qk)
     if problem.head_dim_v != problem.head_dim_qk:
-        head_dim = f"[[{problem.head_dim_qk}, {problem.head_dim_v}]]"
-    kernel = f"- {{dtype: {problem.dtype}, head_dim: {head_dim}, mask: {problem.mask}{flags}}}"
-    return (f"archs: [{arch}]", "kernels:", "  fmha_fwd:", f"    {kernel}")
+        head_dim = f"{{qk: {problem.head_dim_qk}, v: {problem.head_dim_v}}}"
+    kernel = f"{{family: fmha_fwd, dtype: {problem.dtype}, head_dim: {head_dim}, mask: {problem.mask}{flags}}}"
+    return (f"archs: [{arch}]", "kernels:", f"  - {kernel}")
 
 
 def _listed(values: Iterable[str]) -> str:

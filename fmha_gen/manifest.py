@@ -110,7 +110,8 @@ class Resources:
 class Serves:
     """Problems that a kernel serves. An empty tuple or None bound means no restriction on that quantity.
 
-    masks: of ``full causal``. packed rows are the query rows of one head (times the ratio, under GQA packing).
+    masks: of ``full causal``. min_rows, max_rows: the query rows of one head (times the ratio, under GQA packing) for
+    which the kernel is the better choice; it is right for any number.
     lse: the kernel can write the log-sum-exp.
     """
 

@@ -15,11 +15,10 @@ from .driver import ARCH_CAPABILITY, Device
 from .problem import Problem
 
 
-def reasons(entry: KernelEntry, problem: Problem, device: Device, pinned: bool = False) -> tuple[str, ...]:
+def reasons(entry: KernelEntry, problem: Problem, device: Device) -> tuple[str, ...]:
     """Why `entry` does not serve `problem` on `device`; empty when it does.
 
-    pinned: the caller named this kernel. Bounds on rows say where a kernel is the better choice, not what it can do, so
-    they do not count then.
+    Bounds on query rows are no reason: they say where a kernel is the better choice, not what it can do.
     """
     serves = entry.serves
     found: list[str] = []
@@ -42,11 +41,13 @@ def reasons(entry: KernelEntry, problem: Problem, device: Device, pinned: bool =
         found.append(f"built for {', '.join(extra)}")
     if problem.lse and not serves.lse:
         found.append("built without lse")
-    rows = problem.packed_rows
-    if not pinned and not (serves.min_rows <= rows and (serves.max_rows is None or rows <= serves.max_rows)):
-        most = "any" if serves.max_rows is None else serves.max_rows
-        found.append(f"for {serves.min_rows}..{most} query rows, problem has {rows}")
     return tuple(found)
+
+
+def preferred(entry: KernelEntry, problem: Problem) -> bool:
+    """Whether the problem's query rows lie where the kernel is the better choice (q_stage 2 beyond one tile of 128)."""
+    rows = problem.packed_rows
+    return entry.serves.min_rows <= rows and (entry.serves.max_rows is None or rows <= entry.serves.max_rows)
 
 
 def runs_on(entry: KernelEntry, device: Device) -> bool:
@@ -60,9 +61,9 @@ def explain(manifest: Manifest, problem: Problem, device: Device) -> list[tuple[
 
 
 def select(manifest: Manifest, problem: Problem, device: Device, pattern: str | None = None) -> KernelEntry:
-    """The kernel of the lowest rank (then the lowest id) that serves `problem` on `device`.
+    """The kernel that serves `problem` on `device`: `preferred` ones first, then by rank, then by id.
 
-    pattern: a glob over kernel ids (or an id without its digest); only these are considered, whatever their row bounds.
+    pattern: a glob over kernel ids (or an id without its digest); only these are considered.
     Raises SelectionError listing every kernel with its reasons and the spec lines that would add one.
     """
     entries = matching(manifest.kernels, pattern)
@@ -71,10 +72,10 @@ def select(manifest: Manifest, problem: Problem, device: Device, pattern: str | 
         raise SelectionError(
             f"variant {pattern!r}: matches no kernel of bundle {manifest.name} {manifest.version}; it holds:{listed}"
         )
-    trace = [(entry, reasons(entry, problem, device, pattern is not None)) for entry in entries]
+    trace = [(entry, reasons(entry, problem, device)) for entry in entries]
     served = [entry for entry, why in trace if not why]
     if served:
-        return min(served, key=lambda e: (e.rank, e.id))
+        return min(served, key=lambda e: (not preferred(e, problem), e.rank, e.id))
     raise SelectionError(_miss(manifest, problem, device, trace))
 
 

@@ -96,10 +96,19 @@ def test_two_archs_in_one_bundle_each_serve_their_device() -> None:
 
 
 def test_explain_gives_empty_reasons_exactly_for_what_serves() -> None:
-    trace = {entry.id: why for entry, why in explain(MANIFEST, problem(seqlen_q=7), B200)}
-    assert [kernel for kernel, why in trace.items() if not why] == [FULL_Q1.id]
-    assert trace[FULL_Q2.id] == ("for 129..any query rows, problem has 7",)
-    assert len(trace[FP16.id]) == 2
+    trace = {entry.id: why for entry, why in explain(MANIFEST, problem(seqlen_q=7, head_dim_qk=192), B200)}
+    assert [kernel for kernel, why in trace.items() if not why] == [MLA.id]
+    assert trace[FULL_Q2.id] == ("head_dim (128, 128), wanted (192, 128)",)
+    assert len(trace[FP16.id]) == len(trace[CAUSAL_Q2.id]) == 2
+
+
+def test_row_bounds_prefer_and_do_not_exclude() -> None:
+    """A bundle of one q_stage serves every number of rows."""
+    for only in (FULL_Q1, FULL_Q2):
+        for rows in (0, 1, 128, 129, 4096):
+            assert select(small_manifest(only), problem(seqlen_q=rows), B200).id == only.id
+    better = dataclasses.replace(FULL_Q2, rank=9)
+    assert select(small_manifest(FULL_Q1, better), problem(seqlen_q=129), B200).id == better.id
 
 
 def test_a_pinned_variant_serves_whatever_the_rows() -> None:

@@ -68,7 +68,7 @@ def compile_kernel(job: CompileJob) -> CompiledKernel:
             return _gate(job, work, result, time.perf_counter() - start)
     except OSError as e:
         raise CompileError(
-            f"{job.id}: {e.strerror or e} ({e.filename or tempfile.gettempdir()}); compiling needs a folder to write to, "
+            f"{job.id}: {e.strerror or e} ({e.filename or tempfile.gettempdir()}); compiling needs a folder to write, "
             f"with some MiB free: free some space, or set TMPDIR"
         ) from None
 

@@ -1,0 +1,372 @@
+"""Build orchestration with a stand-in for the compiler: keys, cache, failures, what is written when.
+
+The real compiler is tested in `tests/compile`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from fmha_gen import build
+from fmha_gen.build import (
+    BuildCache,
+    BuildOptions,
+    build_bundle,
+    build_digest,
+    default_cache_dir,
+    identity,
+    jobs,
+    orchestrate,
+)
+from fmha_gen.bundle import check_bundle
+from fmha_gen.compiler import CompiledKernel, CompileJob
+from fmha_gen.compiler.gates import Expected
+from fmha_gen.errors import CompileError, PlanError, SpecError, ToolchainError
+from fmha_gen.launch_rules import HEADS_PER_SECTION
+from fmha_gen.manifest import Resources
+from fmha_gen.spec import BundleHeader, KernelSpec
+from tests.fake_cubin import make_cubin
+
+HEADER = BundleHeader("demo", "1.2.0")
+SPECS = [
+    KernelSpec("fmha_fwd", "sm_100a", dtype, dim, dim, mask, q_stage=2, source=f"demo.yaml:{n}")
+    for n, (dtype, dim, mask) in enumerate([("bf16", 64, "full"), ("fp16", 64, "full"), ("bf16", 128, "causal")], 3)
+]
+TOOLCHAIN = {"dsl": "4.8.1", "cuda_major": "13", "files": "f" * 64}
+
+
+class FakeCompiler:
+    """Makes synthetic cubins; counts calls; fails for ids that hold `broken`."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.broken: str | None = None
+        self.lock = threading.Lock()
+
+    def __call__(self, job: CompileJob) -> CompiledKernel:
+        pickle.loads(pickle.dumps(job))  # what any executor needs
+        with self.lock:
+            self.compiled.append(job.id)
+        if self.broken is not None and self.broken in job.id:
+            raise CompileError(f"{job.id}: error: no such register; full log: {job.log_dir}/{job.id}.log")
+        want = job.expected
+        cubin = make_cubin(
+            (want.symbol,), params=[(o, s) for _, o, s in want.params], block=(want.threads, 1, 1), registers=128
+        )
+        resources = Resources(128, 0, 0, 0, job.tmem_cols, 128)
+        return CompiledKernel(cubin, f"// {job.id}\n".encode(), b"{}\n", resources, "13.4", "13.4.59", 1.5)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
+    fake = FakeCompiler()
+    monkeypatch.setattr(orchestrate, "compile_kernel", fake)
+    monkeypatch.setattr(identity, "identity", lambda: dict(TOOLCHAIN))
+    return fake
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> BuildOptions:
+    return BuildOptions(jobs=2, cache_dir=tmp_path / "cache")
+
+
+def job(**changes) -> CompileJob:
+    expected = Expected("sm_100a", "k_0", (("tma_q", 0, 128), ("lse", 128, 8)), 512, 128)
+    base = CompileJob("fmha_fwd-x-01234567", "print(1)\n", expected, 512, "/logs")
+    for name, value in changes.items():
+        if name in {f.name for f in dataclasses.fields(Expected)}:
+            base = dataclasses.replace(base, expected=dataclasses.replace(base.expected, **{name: value}))
+        else:
+            base = dataclasses.replace(base, **{name: value})
+    return base
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def test_builds_a_bundle_that_checks(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """C09: the result says what was built: how many, for which architectures, how large."""
+    seen = []
+    options = dataclasses.replace(options, progress=lambda k, done, total: seen.append((k.id, k.state, done, total)))
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert result.root == tmp_path / "out" / "demo-1.2.0"
+    checked = check_bundle(result.root)
+    assert {k.id for k in checked.manifest.kernels} == {k.id for k in result.kernels} == set(compiler.compiled)
+    assert (result.count("compiled"), result.archs, result.jobs) == (3, ("sm_100a",), 2)
+    assert result.cubin_bytes == sum(r.cubin.size_bytes for r in checked.records)
+    assert [s[2:] for s in seen] == [(1, 3), (2, 3), (3, 3)]
+    manifest = checked.manifest
+    assert (manifest.toolchain.dsl, manifest.toolchain.cuda, manifest.toolchain.ptxas) == ("4.8.1", "13.4", "13.4.59")
+    assert manifest.min_driver == 580
+    record = next(r for r in checked.records if r.serves.masks == ("causal",))
+    assert record.launch.scalars == {"heads_per_section": HEADS_PER_SECTION}
+    assert record.source is None
+
+
+def test_nothing_changed_means_nothing_done(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    compiler.compiled.clear()
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert (compiler.compiled, result.count("cached"), result.files_written) == ([], 3, 0)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == times
+
+
+def test_same_bytes_from_another_folder_cache_and_order(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """A16, A19: a folder with spaces, an empty cache and another order of the spec give the same bundle, to the byte."""
+    a = build_bundle(HEADER, SPECS, tmp_path / "out", options).root
+    other = dataclasses.replace(options, cache_dir=tmp_path / "other cache", jobs=1)
+    b = build_bundle(HEADER, SPECS[::-1], tmp_path / "out dir (1)", other).root
+    assert tree(a) == tree(b)
+
+
+def test_reached_through_a_link_everything_is_still_cached(compiler: FakeCompiler, options, tmp_path: Path):
+    """A20: neither the output folder's path nor the cache's is part of a key."""
+    build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    (tmp_path / "cache link").symlink_to(tmp_path / "cache")
+    compiler.compiled.clear()
+    linked = dataclasses.replace(options, cache_dir=tmp_path / "cache link")
+    assert build_bundle(HEADER, SPECS, tmp_path / "link", linked).files_written == 0
+    assert compiler.compiled == []
+
+
+def test_a_failed_kernel_fails_the_build_by_name_and_the_rest_is_kept(compiler, options, tmp_path: Path):
+    """C08: the failed kernel, its cause and its log in one line; no manifest; the next try compiles that one alone."""
+    compiler.broken = "fp16"
+    with pytest.raises(CompileError) as e:
+        build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    lines = str(e.value).splitlines()
+    assert "fp16-d64" in lines[0] and "no such register" in lines[0] and "full log: " in lines[0]
+    assert lines[1].startswith("2 of 3 kernels compiled and are kept") and len(lines) == 2
+    assert not (tmp_path / "out").exists()
+    compiler.broken, compiler.compiled = None, []
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert len(compiler.compiled) == 1 and "fp16" in compiler.compiled[0]
+    assert (result.count("cached"), result.count("compiled")) == (2, 1)
+
+
+def test_a_failure_leaves_the_bundle_that_is_there(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    root = build_bundle(HEADER, SPECS[:1], tmp_path / "out", options).root
+    before = tree(root)
+    compiler.broken = "causal"
+    with pytest.raises(CompileError):
+        build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert tree(root) == before
+
+
+def test_a_broken_toolchain_stops_at_once(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path, monkeypatch):
+    """C08: a toolchain problem is one error, not one per kernel."""
+
+    def broken(job: CompileJob) -> CompiledKernel:
+        raise ToolchainError("toolchain: the DSL loaded its CUDA 12 libraries, pinned is CUDA 13; pip install x")
+
+    monkeypatch.setattr(orchestrate, "compile_kernel", broken)
+    with pytest.raises(ToolchainError, match="pinned is CUDA 13"):
+        build_bundle(HEADER, SPECS, tmp_path / "out", options)
+
+
+def test_dry_run_lists_and_compiles_nothing(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """C09: --dry-run."""
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, dry_run=True))
+    assert [k.state for k in result.kernels] == ["planned"] * 3
+    assert compiler.compiled == [] and not (tmp_path / "out").exists()
+
+
+def test_only_builds_what_matches(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, only="*-causal-*"))
+    assert len(result.kernels) == 1 and "causal" in result.kernels[0].id
+    with pytest.raises(SpecError, match=r"--only \*d512\*: matches none of the 3 kernels:\n  fmha_fwd"):
+        build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, only="*d512*"))
+
+
+def test_every_variant_that_does_not_fit_is_reported(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """H05: refused before anything compiles, all of them at once."""
+    bad = [dataclasses.replace(s, kv_stage=40) for s in SPECS]
+    with pytest.raises(PlanError) as e:
+        build_bundle(HEADER, bad, tmp_path / "out", options)
+    assert all(f"demo.yaml:{n}" in str(e.value) for n in (3, 4, 5))
+    assert compiler.compiled == []
+
+
+def test_nothing_to_build_is_an_error(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    with pytest.raises(SpecError, match="no kernel to build"):
+        build_bundle(HEADER, [], tmp_path / "out", options)
+
+
+def test_keys_differ_in_every_part(monkeypatch: pytest.MonkeyPatch):
+    """A04, A06: whatever a kernel depends on is in its key, and no two sets of strings share an encoding."""
+    monkeypatch.setattr(identity, "identity", lambda: dict(TOOLCHAIN))
+    changes = [
+        {"id": "other"},
+        {"source": "print(2)\n"},
+        {"arch": "sm_90a"},
+        {"symbol": "k_1"},
+        {"params": (("tma_q", 0, 128),)},
+        {"params": (("tma_q", 0, 128), ("lse", 136, 8))},
+        {"threads": 384},
+        {"registers": 168},
+        {"tmem_cols": 256},
+        {"params": (("a|b", 0, 8), ("c", 8, 8))},
+        {"params": (("a", 0, 8), ("b|c", 8, 8))},
+    ]
+    keys = [build_digest(job())] + [build_digest(job(**c)) for c in changes]
+    for part in TOOLCHAIN:
+        monkeypatch.setattr(identity, "identity", lambda part=part: TOOLCHAIN | {part: "other"})
+        keys.append(build_digest(job()))
+    monkeypatch.setattr(identity, "identity", lambda: dict(TOOLCHAIN))
+    monkeypatch.setattr(identity, "folder_digest", lambda folder: f"changed {folder.name}")
+    keys.append(build_digest(job()))
+    assert len(set(keys)) == len(keys)
+    assert all(len(k) == 64 for k in keys)
+
+
+def test_keys_leave_out_what_does_not_matter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(identity, "identity", lambda: dict(TOOLCHAIN))
+    assert build_digest(job(log_dir="/elsewhere", time_limit_s=1.0)) == build_digest(job())
+
+
+def test_every_spec_field_changes_id_and_key(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """A04: two specs that differ in one field share neither id nor build digest."""
+    base = SPECS[2]
+    variants = [base]
+    for field, value in [
+        ("dtype", "fp16"),
+        ("head_dim_qk", 192),
+        ("mask", "full"),
+        ("q_stage", 1),
+        ("kv_stage", 2),
+        ("schedule", "static_persistent"),
+        ("exp2_emulation", 0),
+        ("rescale_threshold", 0.0),
+    ]:
+        variants.append(dataclasses.replace(base, **{field: value}))
+    result = build_bundle(HEADER, variants, tmp_path / "out", options)
+    records = check_bundle(result.root).records
+    assert len(records) == len(variants)
+    for values in ([r.id for r in records], [r.build_digest for r in records], [json.dumps(r.spec) for r in records]):
+        assert len(set(values)) == len(variants)
+
+
+def test_damaged_cache_entries_are_built_again(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """A08: truncated to nothing, cut, one byte flipped, replaced by another entry: never used, always repaired."""
+    build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    entries = sorted(p for p in (tmp_path / "cache" / "kernels").rglob("*") if p.is_file())
+    whole = [p.read_bytes() for p in entries]
+    assert len(entries) == 3
+    flipped = bytearray(whole[0])
+    flipped[-5] ^= 1
+    for bad in (b"", whole[0][:100], bytes(flipped), whole[1]):
+        entries[0].write_bytes(bad)
+        compiler.compiled.clear()
+        build_bundle(HEADER, SPECS, tmp_path / "out", options)
+        assert len(compiler.compiled) == 1
+        assert len(entries[0].read_bytes()) == len(whole[0])
+
+
+def test_cache_entries_of_others_are_not_trusted(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
+    """A23: a native cache entry that others can write, or that is a link, is built again."""
+    build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    entry = next(p for p in (tmp_path / "cache" / "kernels").rglob("*") if p.is_file())
+    os.chmod(entry, 0o666)
+    compiler.compiled.clear()
+    build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert len(compiler.compiled) == 1 and entry.stat().st_mode & 0o022 == 0
+    entry.rename(tmp_path / "elsewhere")
+    entry.symlink_to(tmp_path / "elsewhere")
+    build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert len(compiler.compiled) == 2 and not entry.is_symlink()
+
+
+def test_concurrent_builders_share_a_cache_and_an_output(compiler: FakeCompiler, options, tmp_path: Path):
+    """A11: builders side by side on one cache and one bundle folder; the result is whole."""
+    errors = []
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                check_bundle(build_bundle(HEADER, SPECS, tmp_path / "out", options).root)
+        except Exception as e:  # reported below
+            errors.append(e)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == []
+    assert check_bundle(tmp_path / "out" / "demo-1.2.0").unreferenced == ()
+
+
+def test_cache_that_cannot_be_written_is_named(tmp_path: Path):
+    """C08: an unusable cache folder says so, with the variable to set."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ToolchainError, match=r"file/cache: the build cache cannot be made .*FMHA_GEN_CACHE_DIR"):
+        BuildCache(tmp_path / "file" / "cache")
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/u")
+    for name in ("FMHA_GEN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_cache_dir() == Path("/home/u/.cache/fmha-gen")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the XDG specification: to be ignored
+    assert default_cache_dir() == Path("/home/u/.cache/fmha-gen")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert default_cache_dir() == Path("/x/fmha-gen")
+    monkeypatch.setenv("FMHA_GEN_CACHE_DIR", "/y")
+    assert default_cache_dir() == Path("/y")
+
+
+def test_jobs_respect_memory_and_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jobs, "available_memory_bytes", lambda: 5 * jobs.MEMORY_PER_JOB_BYTES + 1)
+    assert jobs.choose_jobs(64, 100) == 5
+    assert jobs.choose_jobs(64, 3) == 3
+    assert jobs.choose_jobs(2, 100) == 2
+    monkeypatch.setattr(jobs, "available_memory_bytes", lambda: 0)
+    assert jobs.choose_jobs(8, 100) == 1
+    monkeypatch.undo()
+    assert 0 < jobs.available_memory_bytes() < 1 << 50
+
+
+def _repository(root: Path) -> None:
+    (root / "fmha_gen").mkdir(parents=True)
+    (root / "fmha_gen" / "x.py").write_text("1\n")
+    for args in (["init", "-q"], ["add", "."], ["-c", "user.name=n", "-c", "user.email=e@x", "commit", "-qm", "m"]):
+        subprocess.run(["git", "-C", str(root), *args], check=True)
+
+
+def test_a_dirty_generator_is_flagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A17: a bundle says when it was made by code that no commit holds; what cannot shape a kernel does not count."""
+    _repository(tmp_path)
+    monkeypatch.setattr(identity, "checkout_root", lambda: tmp_path)
+    clean = build.generator()
+    assert clean.commit is not None and len(clean.commit) == 40 and not clean.dirty
+    (tmp_path / "notes.txt").write_text("x")
+    assert not build.generator().dirty
+    (tmp_path / "fmha_gen" / "new.py").write_text("2\n")
+    assert build.generator().dirty
+    (tmp_path / "fmha_gen" / "new.py").unlink()
+    (tmp_path / "fmha_gen" / "x.py").write_text("3\n")
+    assert build.generator() == dataclasses.replace(clean, dirty=True)
+
+
+def test_without_a_checkout_there_is_no_commit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(identity, "checkout_root", lambda: None)
+    assert (build.generator().commit, build.generator().dirty) == (None, False)
+
+
+def test_a_checkout_without_git_counts_as_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A17: nobody can say what made the bundle."""
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(identity, "checkout_root", lambda: tmp_path)
+    assert (build.generator().commit, build.generator().dirty) == (None, True)

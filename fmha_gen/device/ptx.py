@@ -77,15 +77,6 @@ def mbarrier_arrive(bar: Int32) -> None:
     inline_ptx("mbarrier.arrive.shared::cta.b64 _, [{$r0}];", read_only_args=[bar])
 
 
-def mbarrier_arrive_elected(bar: Int32) -> None:
-    """One arrival a warp, after every lane has come here."""
-    inline_ptx("bar.warp.sync 0xffffffff;")
-    inline_ptx(
-        "{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.shared::cta.b64 _, [{$r0}]; }",
-        read_only_args=[bar],
-    )
-
-
 def mbarrier_arrive_expect_tx(bar: Int32, tx_bytes: int) -> None:
     """One arrival that also announces `tx_bytes` of asynchronous copies."""
     inline_ptx(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [{{$r0}}], {tx_bytes};", read_only_args=[bar])

@@ -1,6 +1,6 @@
 """Row arithmetic of the online softmax: one thread owns one row, values are Python lists of registers.
 
-Exponentials are base 2 of scaled logits, ``2^(s * scale_log2 - m * scale_log2)``. Packed operations work on pairs of
+Exponentials are base 2 of scaled logits, ``2^(s * scale_log2 + shift)`` with the row's shift near minus its scaled maximum. Packed operations work on pairs of
 neighbouring columns.
 """
 
@@ -17,16 +17,24 @@ EXP2_C1, EXP2_C2, EXP2_C3 = 0.695146143436431884765625, 0.2275643944740295410156
 MAGIC = 12582912.0
 
 
-def maximum(values: list[Float32], start: Float32, chains: int = 4) -> Float32:
-    """Largest of `start` and `values`, as independent chains of three-input maxima."""
-    acc = [start] + [None] * (chains - 1)
-    for first in range(0, len(values), 2 * chains):
-        for c in range(chains):
-            pair = values[first + 2 * c : first + 2 * c + 2]
-            acc[c] = cute.arch.fmax(*pair) if acc[c] is None else cute.arch.fmax(cute.arch.fmax(acc[c], pair[0]), pair[1])
+def max3(a: Float32, b: Float32, c: Float32) -> Float32:
+    """Largest of three; NaN operands are passed over."""
+    return inline_ptx("max.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c])
+
+
+def maximum(values: list[Float32], chains: int = 3) -> Float32:
+    """Largest of `values`, as independent chains of three-input maxima."""
+    acc, rest = values[:chains], values[chains:]
+    for i in range(0, len(rest) - 1, 2):
+        acc[i // 2 % chains] = max3(acc[i // 2 % chains], rest[i], rest[i + 1])
+    acc += rest[len(rest) // 2 * 2 :]
     while len(acc) > 2:
-        acc = [cute.arch.fmax(cute.arch.fmax(acc[0], acc[1]), acc[2]), *acc[3:]]
+        acc = [max3(*acc[:3]), *acc[3:]]
     return acc[0] if len(acc) == 1 else cute.arch.fmax(acc[0], acc[1])
+
+
+def fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    return inline_ptx("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c])
 
 
 def fma2(a, b, c, rnd=None):
@@ -79,11 +87,11 @@ def exp2_pair_fma(x):
     return _exp2_bits(p[0], n[0]), _exp2_bits(p[1], n[1])
 
 
-def exponentials(s: list[Float32], scale_log2: Float32, minus_max: Float32, emulated: tuple[int, ...]) -> list[Float32]:
-    """2^(s * scale_log2 + minus_max) of one run of columns; the pairs listed in `emulated` use the FMA pipe."""
+def exponentials(s: list[Float32], scale_log2: Float32, shift: Float32, emulated: tuple[int, ...]) -> list[Float32]:
+    """2^(s * scale_log2 + shift) of one run of columns; the pairs listed in `emulated` use the FMA pipe."""
     out = []
     for pair in range(len(s) // 2):
-        x = fma2((s[2 * pair], s[2 * pair + 1]), (scale_log2, scale_log2), (minus_max, minus_max))
+        x = fma2((s[2 * pair], s[2 * pair + 1]), (scale_log2, scale_log2), (shift, shift))
         if pair in emulated:
             out += exp2_pair_fma(x)
         else:

@@ -15,17 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import SelectionError, SpecError
+from ..errors import PlanError, SelectionError, SpecError
 
 if TYPE_CHECKING:
     from ..manifest import KernelEntry, Manifest
-    from ..spec import KernelSpec
+    from ..plan import KernelPlan
+    from ..spec import SpecFile
 
 PIPE_WIDTH = 200  # columns of a table when no terminal says how wide it is
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/cli.md has the keys.")
 only_option = click.option("--only", metavar="GLOB", help="Only kernels whose id matches, e.g. '*-d128-causal-*'.")
 spec_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
+arch_option = click.option("--arch", metavar="ARCH", help="Only this architecture of the spec, e.g. sm_100a.")
 bundle_argument = click.argument("bundle", metavar="BUNDLE")
 
 
@@ -51,14 +53,30 @@ def only_entries(manifest: Manifest, only: str | None) -> tuple[KernelEntry, ...
     return found
 
 
-def only_specs(specs: Sequence[KernelSpec], only: str | None) -> list[KernelSpec]:
-    """The variants of a spec whose readable name or planned id ``--only`` matches. Raises SpecError if none does."""
+def plans_of(specs: Sequence[str], arch: str | None, only: str | None) -> tuple[SpecFile, list[KernelPlan]]:
+    """Spec files, and the plans of the variants that ``--only`` (a glob over ids, with or without digest) asks for.
+
+    Raises SpecError, and PlanError with every variant that does not fit.
+    """
+    from ..plan import make_plan
+    from ..spec import check_identities, read_specs
+
+    file = read_specs(specs, arch)
+    plans, problems = [], []
+    for spec in file.specs:
+        try:
+            plans.append(make_plan(spec))
+        except PlanError as e:
+            problems.append(str(e))
+    if problems:
+        raise PlanError("\n".join(problems))
+    check_identities(p.spec for p in plans)
     if only is None:
-        return list(specs)
-    found = [s for s in specs if fnmatchcase(s.name, only) or fnmatchcase(f"{s.name}-00000000", only)]
+        return file, plans
+    found = [p for p in plans if fnmatchcase(p.id, only) or fnmatchcase(p.id, f"{only}-????????")]
     if not found:
-        raise SpecError([f"--only {only}: matches no kernel of the spec; it has {', '.join(s.name for s in specs)}"])
-    return found
+        raise SpecError([f"--only {only}: matches no kernel of the spec; it has {', '.join(p.id for p in plans)}"])
+    return file, found
 
 
 def print_json(data: Any) -> None:

@@ -1,0 +1,85 @@
+"""``fmha-gen build``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .output import add_row, arch_option, json_option, only_option, out, print_json, progress, spec_argument, table
+
+if TYPE_CHECKING:
+    from ..build import BuildResult, KernelResult
+
+
+@click.command("build")
+@spec_argument
+@click.option("-o", "--out", "out_dir", default="out", show_default=True, metavar="DIR", help="Where bundles go.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Kernels compiled side by side.")
+@arch_option
+@only_option
+@click.option("--dry-run", is_flag=True, help="List what would be built; compile and write nothing.")
+@click.option("--source", is_flag=True, help="Ship each kernel's rendered source beside its cubin.")
+@json_option
+def command(
+    specs: tuple[str, ...],
+    out_dir: str,
+    jobs: int | None,
+    arch: str | None,
+    only: str | None,
+    dry_run: bool,
+    source: bool,
+    as_json: bool,
+) -> None:
+    """Compile spec files into the bundle DIR/<name>-<version>, whose path is the last line printed.
+
+    Kernels whose spec, templates and toolchain did not change come from the build cache. A kernel that fails fails the
+    build, by name; the others are kept for the next try and no manifest is written.
+    """
+    from ..build import BuildOptions, build_bundle
+    from ..spec import read_specs
+
+    file = read_specs(specs, arch)
+    bar, advance = progress(len(file.specs), "compiling")
+
+    def report(kernel: KernelResult, done: int, total: int) -> None:
+        bar.update(bar.task_ids[0], total=total)
+        advance(kernel.id)
+
+    options = BuildOptions(jobs=jobs, only=only, dry_run=dry_run, source=source, progress=report)
+    with bar:
+        result = build_bundle(file.bundle, file.specs, Path(out_dir), options)
+    if as_json:
+        print_json(_as_dict(result, dry_run))
+    else:
+        _print(result, dry_run)
+
+
+def _as_dict(result: BuildResult, dry_run: bool) -> dict[str, object]:
+    keys = ("id", "arch", "state", "seconds", "cubin_bytes", "registers")
+    return {
+        "path": str(result.root),
+        "dry_run": dry_run,
+        "archs": list(result.archs),
+        "cubin_bytes": result.cubin_bytes,
+        "files_written": result.files_written,
+        "kernels": [{key: getattr(k, key) for key in keys} for k in result.kernels],
+    }
+
+
+def _print(result: BuildResult, dry_run: bool) -> None:
+    numbers = ("seconds", "cubin B", "registers")
+    t = table(None, "kernel", "state", *numbers, right=numbers)
+    for k in result.kernels:
+        figures = ("", "", "") if dry_run else (f"{k.seconds:.1f}", str(k.cubin_bytes), str(k.registers))
+        add_row(t, k.id, k.state, *figures)
+    out().print(t)
+    count, archs = len(result.kernels), ", ".join(result.archs)
+    if dry_run:
+        click.echo(f"{count} kernels for {archs}; nothing was compiled or written")
+    else:
+        done = f"{result.count('compiled')} compiled, {result.count('cached')} from the build cache"
+        size = f"{result.cubin_bytes} B of cubins; {result.files_written} files written"
+        click.echo(f"{count} kernels for {archs}: {done}; {size}")
+    click.echo(str(result.root))

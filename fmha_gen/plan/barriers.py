@@ -11,13 +11,19 @@ from functools import lru_cache
 
 from ..errors import PlanError
 from . import petri, protocol
-from .types import Arrival, Barrier, KvRing, NamedBarrier, Role
+from .types import WARP_THREADS, Arrival, Barrier, KvRing, NamedBarrier, Role
 
 MBARRIER_BYTES = 8
 FIRST_NAMED_BARRIER = 1  # 0 is __syncthreads'
 
 # How a role arrives; `Arrival` explains the units. One place, so that a kernel that changes its mind changes it here.
-ARRIVAL_UNITS = {"p_full": "thread", "p_last_full": "warp", "stats": "thread", "epi_full": "thread", "epi_empty": "one"}
+ARRIVAL_UNITS = {
+    "p_full": "thread",
+    "p_last_full": "warp",
+    "stats_empty": "thread",
+    "epi_full": "thread",
+    "epi_empty": "one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +85,9 @@ def make_barriers(p: Pipelines) -> tuple[Barrier, ...]:
         ),
         ("o_full", slots, (mma,), ("correction",), "blocks", None, 1, _O_FULL_NOTE[p.q_stage]),
         (
-            "stats_full",
-            slots,
-            (_arrival(p, owner, ARRIVAL_UNITS["stats"]),),
-            ("correction",),
-            "blocks",
-            None,
-            1,
-            "sScale holds the rescale factor (from the second block on), at the end row sum and row maximum",
-        ),
-        (
             "stats_empty",
-            slots,
-            (_arrival(p, "correction", ARRIVAL_UNITS["stats"]),),
+            p.q_stage,
+            (_arrival(p, "correction", ARRIVAL_UNITS["stats_empty"]),),
             softmax,
             "passes",
             None,
@@ -111,12 +107,13 @@ def make_barriers(p: Pipelines) -> tuple[Barrier, ...]:
         (
             "epi_empty",
             p.q_stage,
-            (_arrival(p, "epilogue", ARRIVAL_UNITS["epi_empty"]),),
+            tuple(_arrival(p, role, ARRIVAL_UNITS["epi_empty"]) for role in _epi_empty_producers(p)),
             ("correction", "load") if p.o_aliases_q else ("correction",),
             "passes",
             None,
             1,
-            "the store has read sO" + ("; the load warp waits too, since sO lies over sQ" if p.o_aliases_q else ""),
+            "the store has read sO"
+            + ("; sO lies over sQ, so the load warp waits in every tile, and arrives" if p.o_aliases_q else ""),
         ),
     ]
     out, offset = [], 0
@@ -125,6 +122,11 @@ def make_barriers(p: Pipelines) -> tuple[Barrier, ...]:
         out.append(Barrier(name, stages, offset, count, producers, consumers, first, tx, note))
         offset += stages * MBARRIER_BYTES
     return tuple(out)
+
+
+def _epi_empty_producers(p: Pipelines) -> tuple[str, ...]:
+    """The load warp arrives once it has seen the phase before, lest tiles without keys, which it skips, pass it by."""
+    return ("epilogue", "load") if p.o_aliases_q else ("epilogue",)
 
 
 _O_FULL_NOTE = {
@@ -138,17 +140,15 @@ def barrier_bytes(barriers: tuple[Barrier, ...]) -> int:
 
 
 def make_named_barriers(roles: tuple[Role, ...]) -> tuple[NamedBarrier, ...]:
-    """Hardware barriers. They must be the non-aligned form: arrivals come from divergent role branches."""
-    members = tuple(r for r in roles if r.name == "mma" or r.name == "correction" or r.name.startswith("softmax"))
-    return (
-        NamedBarrier(
-            "tmem_ptr",
-            FIRST_NAMED_BARRIER,
-            sum(r.num_threads for r in members),
-            tuple(r.name for r in members),
-            "after tcgen05.alloc, and again before tcgen05.dealloc",
-        ),
-    )
+    """Hardware barriers: one per softmax warp, shared with the correction warp of the same rows.
+
+    Softmax arrives when sScale holds a factor, or the row sum and maximum; correction syncs.
+    """
+    groups = [r for r in roles if r.name.startswith("softmax")]
+    warps = sum(len(r.warp_ids) for r in groups)
+    members = (*(r.name for r in groups), "correction")
+    note = "sScale is written, one barrier per softmax warp: id + 4 * Q tile + warp"
+    return (NamedBarrier("stats", FIRST_NAMED_BARRIER, warps, 2 * WARP_THREADS, members, note),)
 
 
 def check(barriers: tuple[Barrier, ...], p: Pipelines, map_: protocol.Map, where: str = "plan") -> None:
@@ -190,7 +190,8 @@ def _count_findings(barriers: tuple[Barrier, ...], p: Pipelines) -> list[str]:
 def _petri_findings(barriers: tuple[Barrier, ...], map_: protocol.Map) -> tuple[str, ...]:
     for blocks in protocol.cases(map_):
         for rescale in (False, True) if map_.q_stage == 1 else (True,):
-            found = petri.run(protocol.programs(map_, blocks, rescale), {b.name: b.arrive_count for b in barriers})
+            counts = {b.name: b.arrive_count for b in barriers}
+            found = petri.run(protocol.programs(map_, blocks, rescale), counts | protocol.NAMED_COUNTS)
             if found:
                 return tuple(f"{text} [blocks per tile {list(blocks)}]" for text in found)
     return ()

@@ -56,7 +56,7 @@ def mufu_clk(mufu_per_row: float, arch: Arch) -> float:
 
 
 def issue_clk(softmax_slots: float, correction_slots: float, mma_slots: float) -> float:
-    """Issue slots of the busiest sub-core: two softmax warps, one correction warp and the MMA warp, one slot a clock."""
+    """Issue slots of the busiest sub-core, one a clock: two softmax warps, one correction warp and the MMA warp."""
     return 2 * softmax_slots + correction_slots + mma_slots
 
 

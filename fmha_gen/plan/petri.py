@@ -220,7 +220,7 @@ class _Run:
         for key, phase, event, who in self.arrived:
             if phase and not self._complete_before(key, phase - 1, event):
                 self.found.append(
-                    f"race: {who} can arrive on {key[0]}[{key[1]}] for phase {phase} before phase {phase - 1} is complete"
+                    f"race: {who} can arrive on {key[0]}[{key[1]}] for phase {phase} before phase {phase - 1} completes"
                 )
                 return
         for w in self.waits:

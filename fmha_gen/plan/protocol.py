@@ -1,24 +1,26 @@
 """Who waits where: the role programs of the forward kernel, as the templates write them and the check executes them.
 
-One KV block is a K tile and a V tile. A tile of `n` blocks runs them from the last to the first; the order does not
-matter here. `n` is 0 only in a launch without keys, in which every tile has 0: with keys, a tile whose rows see none
-runs one fully masked block. So no launch mixes tiles with and without loads, which an O over Q could not bear.
+A tile of `n` KV blocks (a K and a V tile each) runs them from the last to the first; the order does not matter here.
+`n` is 0 where no row of the tile sees a key: nothing is loaded or multiplied then, and the output is zero.
 
-Waits count completions: the first wait of a ``blocks`` barrier is for completion 0, that of a ``passes`` barrier for -1.
+Waits count completions: the first wait of a ``blocks`` barrier is for completion 0, of a ``passes`` barrier for -1.
 
-q_stage 2: slot t of S, P, O belongs to Q tile t and softmax group t.
-q_stage 1: S and P slots alternate by a block count that runs on across tiles; there is one O.
+q_stage 2: slot t of S and P, and O of t, belong to Q tile t and softmax group t. The ring holds K V K V ...
+q_stage 1: S and P slots alternate by a block count that runs on across tiles; there is one O. S of a block is issued
+before O of the block before, and the ring follows that order: K0 K1 V0 K2 V1 ... V.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .petri import Access, Arrive, Commit, Load, Mma, Op, Span, Wait
-from .types import Barrier, KvRing, SmemBuffer, Tiles, TmemRegion
+from .types import WARP_THREADS, Barrier, KvRing, SmemBuffer, Tiles, TmemRegion
 
 HALVES = 2  # a role of several warps runs as two actors, which may drift apart as its warps may
+# The named barrier of one softmax warp and its correction warp: both arrive, correction waits.
+NAMED_COUNTS = {"stats": 2 * WARP_THREADS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,9 @@ def map_of(
 def cases(m: Map) -> Iterator[tuple[int, ...]]:
     """Blocks per tile of one CTA's walk: 0, 1, 2, 3 and enough to turn the ring twice; one and several tiles."""
     many = m.kv_stage + 2
-    yield from ((0,), (0, 0, 0), (1,), (2,), (3,), (many,))
-    yield (1, 1, 1, 1)
-    yield (2, 1, 3, 1, 2)
-    yield (3, many, 1, 2)
+    yield from ((0,), (1,), (2,), (3,), (many,))
+    yield from ((0, 0, 0), (1, 1, 1, 1), (2, 1, 3, 1, 2), (3, many, 1, 2))
+    yield from ((0, 0, 0, 2), (1, 0, 0, 0, 3), (0, 1, 0, 2, 0, many))
 
 
 def programs(m: Map, blocks: Sequence[int], rescale: bool = True) -> dict[str, Sequence[Op]]:
@@ -143,13 +144,13 @@ def _halves(space: str, span: tuple[int, int], half: int | None) -> tuple[Span, 
 
 
 def _load(m: Map, blocks: Sequence[int]) -> list[Op]:
-    """K of the first block, Q, V of the first block, then K and V in turn."""
+    """K of the first block, Q, then the rest in the order of the MMA warp."""
     p = _Program(m, "load")
     ring = 0
 
-    def kv() -> None:
+    def kv(operand: str) -> None:
         nonlocal ring
-        stage, operand = ring % m.kv_stage, "KV"[ring % 2]
+        stage = ring % m.kv_stage
         spans, waits = (m.k_spans, m.k_waits) if operand == "K" else (m.v_spans, m.v_waits)
         for s in waits[
             stage
@@ -160,16 +161,19 @@ def _load(m: Map, blocks: Sequence[int]) -> list[Op]:
         ring += 1
 
     for n in blocks:
-        if n == 0:
+        if n:
+            kv("K")
+        if m.o_aliases_q:  # O leaves through the bytes of Q, so this is no business of tiles with keys alone
+            for t in range(m.q_stage):
+                p.wait("epi_empty", t, passes=True)
+                p.arrive("epi_empty", t)
+        if not n:
             continue
-        kv()
         for t in range(m.q_stage):
             p.wait("q_empty", t, passes=True)
-            if m.o_aliases_q:
-                p.wait("epi_empty", t, passes=True)
             p.ops.append(Load(f"load Q{t}", "q_full", t, _smem(m.q_spans[t])))
-        for _ in range(2 * n - 1):
-            kv()
+        for operand in "VK" * (n - 1) + "V" if m.q_stage == 2 else "KV" * (n - 1) + "V":
+            kv(operand)
     return p.ops
 
 
@@ -241,24 +245,18 @@ def _mma_tile_two_q(p: _MmaProgram, n: int) -> None:
 
 
 def _mma_tile_one_q(p: _MmaProgram, n: int, slot: int) -> int:
-    """S of block i+1 goes ahead of O of block i; o_full after every PV. Returns the next tile's first slot.
-
-    The ring holds K0 V0 K1 V1 ..., and K1 is used before V0: the V in between is waited for when its turn comes.
-    """
-    ring = p.ring  # position of this tile's first K
-    p.ring += 2 * n
-    stage = [(ring + i) % p.m.kv_stage for i in range(2 * n)]
+    """S of block i+1 goes ahead of O of block i; o_full after every PV. Returns the next tile's first slot."""
 
     def next_s(i: int) -> None:
-        p.wait("kv_full", stage[2 * i])
-        p.qk(0, (slot + i) % 2, stage[2 * i])
-        p.commit("kv_empty", stage[2 * i])
+        k = p.take()
+        p.qk(0, (slot + i) % 2, k)
+        p.commit("kv_empty", k)
 
     def next_o(i: int) -> None:
-        p.wait("kv_full", stage[2 * i + 1])
-        p.pv((slot + i) % 2, 0, stage[2 * i + 1])
+        v = p.take()
+        p.pv((slot + i) % 2, 0, v)
         p.commit("o_full", (slot + i) % 2)
-        p.commit("kv_empty", stage[2 * i + 1])
+        p.commit("kv_empty", v)
 
     p.wait("q_full", 0)
     next_s(0)
@@ -271,26 +269,22 @@ def _mma_tile_one_q(p: _MmaProgram, n: int, slot: int) -> int:
 
 
 def _softmax(m: Map, blocks: Sequence[int], group: int, half: int) -> list[Op]:
-    """Per block: S -> row maximum -> (factor to correction) -> P in two parts. At the end: row sum and maximum."""
+    """Per block: S -> row maximum -> factor to correction -> P in two parts. At the end: row sum and maximum."""
     p = _Program(m, "softmax")
-    block = stats = 0  # with q_stage 1 their parity picks the slot
+    block = 0  # with q_stage 1 its parity picks the slot
 
     def publish(what: str) -> None:
-        nonlocal stats
-        slot = group if m.q_stage == 2 else stats % 2
-        p.wait("stats_empty", slot, passes=True)
-        p.ops.append(Access(f"write {what}", writes=_halves("sScale", (slot, slot + 1), half)))
-        p.arrive("stats_full", slot)
-        stats += 1
+        p.wait("stats_empty", group, passes=True)
+        p.ops.append(Access(f"write {what}", writes=_halves("sScale", (group, group + 1), half)))
+        p.ops.append(Arrive("stats", group * HALVES + half, WARP_THREADS))
 
     for n in blocks:
-        for i in range(n):
+        for _ in range(n):
             slot = group if m.q_stage == 2 else block % 2
             block += 1
             p.wait("s_full", slot)
             p.ops.append(Access(f"read S{slot}", reads=_tmem(m.s_cols[slot], half)))
-            if i > 0:
-                publish("factor")
+            publish("factor")
             p.ops.append(Access(f"write P{slot}, first part", writes=_tmem(m.p_first_cols[slot], half)))
             p.arrive("p_full", slot)
             p.ops.append(Access(f"write P{slot}, last part", writes=_tmem(m.p_last_cols[slot], half)))
@@ -300,59 +294,61 @@ def _softmax(m: Map, blocks: Sequence[int], group: int, half: int) -> list[Op]:
     return p.ops
 
 
+class _CorrectionProgram(_Program):
+    def __init__(self, m: Map, half: int, rescale: bool) -> None:
+        super().__init__(m, "correction")
+        self.half, self.rescale = half, rescale
+        self.block = 0  # of all tiles
+
+    def take(self, group: int) -> None:
+        """Read what softmax published."""
+        index = group * HALVES + self.half
+        self.ops.append(Arrive("stats", index, WARP_THREADS))
+        self.wait("stats", index)
+        self.ops.append(Access("read sScale", reads=_halves("sScale", (group, group + 1), self.half)))
+        self.arrive("stats_empty", group)
+
+    def o_cols(self, group: int) -> tuple[Span, ...]:
+        return _tmem(self.m.o_cols[group], self.half)
+
+    def wait_o_of(self, block: int) -> None:
+        """q_stage 1: until the PV of that block is done; slots alternate."""
+        self.wait_for("o_full", block % 2, block // 2)
+
+    def next_block(self, first: bool) -> None:
+        """The first block of a tile replaces O, so its arrival says only that O has been read out."""
+        for t in range(self.m.q_stage):
+            self.take(t)
+            if not first and self.rescale:
+                if self.m.q_stage == 1:  # S of this block does not imply O of the one before
+                    self.wait_o_of(self.block - 1)
+                self.ops.append(Access(f"rescale O{t}", self.o_cols(t), self.o_cols(t)))
+            self.arrive("p_full", t if self.m.q_stage == 2 else self.block % 2)
+        self.block += 1
+
+    def finish(self, t: int, keys: bool) -> None:
+        """O to sO; without keys zeros, and neither S, P nor O is touched."""
+        if keys:
+            if self.m.q_stage == 2:
+                self.wait("o_full", t)
+            else:
+                self.wait_o_of(self.block - 1)
+            self.take(t)
+        self.wait("epi_empty", t, passes=True)
+        writes = _smem(self.m.o_spans[t], self.half)
+        self.ops.append(Access(f"O{t} to sO", self.o_cols(t) if keys else (), writes))
+        self.arrive("epi_full", t)
+
+
 def _correction(m: Map, blocks: Sequence[int], half: int, rescale: bool) -> list[Op]:
-    """Rescales O between blocks, and writes the finished tile to sO.
-
-    Its arrival on p_full also frees O for the next tile: once at kernel start, then after O has been read out.
-    """
-    p = _Program(m, "correction")
-    block = stats = 0
-
-    def take(group: int) -> None:
-        nonlocal stats
-        slot = group if m.q_stage == 2 else stats % 2
-        p.wait("stats_full", slot)
-        p.ops.append(Access("read sScale", reads=_halves("sScale", (slot, slot + 1), half)))
-        p.arrive("stats_empty", slot)
-        stats += 1
-
-    def rescale_o(group: int) -> None:
-        take(group)
-        if rescale:
-            if m.q_stage == 1:  # S of this block does not imply O of the one before
-                p.wait_for("o_full", (block - 1) % 2, (block - 1) // 2)
-            cols = _tmem(m.o_cols[group], half)
-            p.ops.append(Access(f"rescale O{group}", cols, cols))
-        p.arrive("p_full", group if m.q_stage == 2 else block % 2)
-
-    for t in range(m.q_stage):
-        p.arrive("p_full", t)
+    """Rescales O between blocks, and writes the finished tile to sO."""
+    p = _CorrectionProgram(m, half, rescale)
     for n in blocks:
-        for _ in range(1, n):
-            block += 1
-            for t in range(m.q_stage):
-                rescale_o(t)
-        block += 1 if n else 0
+        for i in range(n):
+            p.next_block(first=i == 0)
         for t in range(m.q_stage):
-            _finish(p, t, half, n, block, take)
+            p.finish(t, keys=n > 0)
     return p.ops
-
-
-def _finish(p: _Program, t: int, half: int, n: int, block: int, take: Callable[[int], None]) -> None:
-    """The end of a tile; without keys O is zero, and neither S, P nor O of TMEM is touched. `block`: blocks so far."""
-    m = p.m
-    if n:
-        take(t)
-        if m.q_stage == 2:
-            p.wait("o_full", t)
-        else:
-            p.wait_for("o_full", (block - 1) % 2, (block - 1) // 2)
-    p.wait("epi_empty", t, passes=True)
-    reads = _tmem(m.o_cols[t], half) if n else ()
-    p.ops.append(Access(f"O{t} to sO", reads=reads, writes=_smem(m.o_spans[t], half)))
-    p.arrive("epi_full", t)
-    if n:
-        p.arrive("p_full", t if m.q_stage == 2 else block % 2)
 
 
 def _epilogue(m: Map, blocks: Sequence[int]) -> list[Op]:

@@ -17,8 +17,8 @@ REG_STEP, REG_MIN, REG_MAX = 8, 24, 256  # setmaxnreg takes multiples of 8 in [2
 SOFTMAX_MIN, OTHER_MAX = 128, 128
 
 # (softmax, correction) that FlashAttention-4 4.0.0b36 uses on B200, one CTA, TMA loads; "other" follows from the rule.
-# Keys: (head_dim_qk, mask), with None for any mask; DEFAULT_SPLIT is its "other head_dim >= 96". For (192, 128) it has a
-# row for causal only; full has the same loop and takes it too.
+# Keys: (head_dim_qk, mask), with None for any mask; DEFAULT_SPLIT is its "other head_dim >= 96". Its row for (192, 128)
+# says causal; full has the same loops and takes it too.
 BELOW_96 = (200, 64, 48)  # the third is its own choice: the rule alone would give 48 as well
 DEFAULT_SPLIT = (192, 80)
 SPLITS: dict[tuple[int, str | None], tuple[int, int]] = {
@@ -71,8 +71,8 @@ def check_registers(regs: Registers, q_stage: int, arch: Arch, where: str) -> No
         if value % REG_STEP or not low <= value <= high:
             near = min(max(round(value / REG_STEP) * REG_STEP, low), high)
             raise PlanError(
-                f"{where}: {label}: {name} {value} must be a multiple of {REG_STEP} from {low} to {high} (setmaxnreg; a "
-                f"softmax thread holds a row of S, the others start from {launch_regs(arch)}); use {near}"
+                f"{where}: {label}: {name} {value} must be a multiple of {REG_STEP} from {low} to {high} (setmaxnreg; "
+                f"a softmax thread holds a row of S, the others start from {launch_regs(arch)}); use {near}"
             )
     pool, total = regs_per_warpgroup_thread(arch), total_regs(regs, q_stage)
     if total > pool:

@@ -8,7 +8,7 @@ tiles (half of it per CTA of a pair). Everything else (sScale, mbarriers, pointe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..arch import Arch
 from ..errors import PlanError
@@ -22,6 +22,7 @@ MIN_KV_STAGES = 2  # a V stays in use while the next K is waited for
 CHUNKED_O_COLS = 128  # width of the staged O of a split head_dim_v 256 kernel
 SCALE_VALUES = 2  # per row: rescale factor or row sum, and row maximum
 TMEM_POINTER_BYTES = 8
+SCALE_NOTE = "per Q tile: factor or row sum [128], row maximum [128], float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +68,12 @@ def kv_bytes(shape: Shape) -> tuple[int, int]:
 
 
 def ring_kind(shape: Shape, stages: int) -> str:
-    """How K and V of different sizes share `stages` stages; see `KvRing`."""
+    """How K and V of different sizes share `stages` stages; see `KvRing`.
+
+    Stages of two sizes need strict alternation, which one Q tile does not have: its K runs ahead of its V.
+    """
     k, v = kv_bytes(shape)
-    if k <= v or shape.num_ctas > 1 or (k - v) // 2 % 1024:
+    if k <= v or shape.num_ctas > 1 or shape.q_stage == 1 or (k - v) // 2 % 1024:
         return "even"
     if stages == 3:
         return "uneven"
@@ -111,7 +115,7 @@ def make_ring(shape: Shape, stages: int) -> KvRing:
 def _ring_waits(
     loads: list[tuple[int, str]], spans: dict[tuple[int, str], tuple[int, int]]
 ) -> dict[tuple[int, str], tuple[int, ...]]:
-    """Stages whose release each load needs: every earlier load whose bytes it overwrites and that is not yet waited for.
+    """Stages whose release each load needs: of every earlier load that it overwrites and that nothing has waited for.
 
     The load warp issues in ring order, so a wait made for an earlier load also holds for the later ones.
     """
@@ -187,7 +191,8 @@ def layout_smem(
     """Buffers in address order, and the dynamic shared memory of a launch.
 
     Q, the ring and O come first, all 1024-byte aligned as swizzled tiles must be; sScale, mbarriers and the TMEM
-    pointer follow. An O that lies over Q takes Q's stage stride, so that stage i of O only meets stage i of Q.
+    pointer follow. An O over Q starts where Q does; its tiles meet other stages of Q than their own, so that a load
+    of Q waits for all of them.
     """
     q_stride, o_stride = budget.q_bytes // shape.q_stage, budget.o_bytes // shape.q_stage
     buffers = [
@@ -195,16 +200,12 @@ def layout_smem(
         SmemBuffer("sKV", budget.q_bytes, budget.ring.size_bytes, budget.ring.stages, 0, note="K and V, see the ring"),
     ]
     end = budget.q_bytes + budget.ring.size_bytes
-    if budget.o_aliases_q and o_stride <= q_stride:
-        size = (shape.q_stage - 1) * q_stride + o_stride
-        buffers.append(SmemBuffer("sO", 0, size, shape.q_stage, q_stride, alias_of="sQ", note="O tiles, over Q"))
-    elif budget.o_aliases_q:  # a float32 O larger than Q: Q lies at its start
-        grow = budget.o_bytes - budget.q_bytes
-        buffers = [
-            buffers[0],
-            SmemBuffer("sO", 0, budget.o_bytes, shape.q_stage, o_stride, alias_of="sQ", note="O tiles, over Q"),
-            SmemBuffer("sKV", end - budget.ring.size_bytes + grow, budget.ring.size_bytes, budget.ring.stages, 0),
-        ]
+    if budget.o_aliases_q:
+        grow = max(0, budget.o_bytes - budget.q_bytes)  # a float32 O may be the larger one
+        buffers.append(
+            SmemBuffer("sO", 0, budget.o_bytes, shape.q_stage, o_stride, alias_of="sQ", note="O tiles, over Q")
+        )
+        buffers[1] = replace(buffers[1], offset_bytes=budget.q_bytes + grow)
         end += grow
     else:
         buffers.append(SmemBuffer("sO", end, budget.o_bytes, shape.q_stage, o_stride, note="O tiles"))
@@ -227,8 +228,8 @@ def layout_smem(
         end += size
     if end - rest > REST_BYTES or end > arch.smem_bytes:
         raise PlanError(
-            f"{where}: needs {end} B SMEM (tiles {rest} + sScale {2 * scale_stride} + mbarriers {barrier_bytes} + TMEM "
-            f"pointer {TMEM_POINTER_BYTES}), {arch.name} allows {arch.smem_bytes} and {REST_BYTES} beside the tiles; "
-            f"use kv_stage <= {max(budget.ring.stages - 1, MIN_KV_STAGES)}"
+            f"{where}: needs {end} B SMEM (tiles {rest} + sScale {shape.q_stage * scale_stride} + mbarriers "
+            f"{barrier_bytes} + TMEM pointer {TMEM_POINTER_BYTES}), {arch.name} allows {arch.smem_bytes}, and "
+            f"{REST_BYTES} beside the tiles; use kv_stage <= {max(budget.ring.stages - 1, MIN_KV_STAGES)}"
         )
     return tuple(buffers), end

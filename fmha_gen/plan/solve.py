@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..arch import Arch, get_arch
 from ..errors import PlanError
-from ..spec import KernelSpec, Registers
+from ..spec import KernelSpec
 from . import abi, barriers, exp2, model, protocol, registers, schedule, smem, tiles, tmem, umma
 from .types import KernelPlan
 
@@ -105,8 +107,7 @@ def _resolve_rest(
         "schedule": schedule.auto_schedule(spec.mask),
         "exp2_emulation": exp2.auto_exp2(spec, steps, arch),
     }
-    spec = _fill(spec, defaults, reasons)
-    return spec if isinstance(spec.registers, Registers) else spec.replace(registers=Registers(*spec.registers or ()))
+    return _fill(spec, defaults, reasons)
 
 
 def _ring_reason(budget: smem.SmemBudget) -> str:
@@ -119,7 +120,7 @@ def _ring_reason(budget: smem.SmemBudget) -> str:
     return f"{room} B beside Q and O hold {ring.stages} x {ring.stage_stride_bytes}"
 
 
-def _fill(spec: KernelSpec, defaults: dict[str, tuple[object, str]], reasons: dict[str, str]) -> KernelSpec:
+def _fill(spec: KernelSpec, defaults: Mapping[str, tuple[object, str]], reasons: dict[str, str]) -> KernelSpec:
     changes = {name: value for name, (value, _) in defaults.items() if getattr(spec, name) is None}
     reasons.update({name: defaults[name][1] for name in changes})
     return spec.replace(**changes)

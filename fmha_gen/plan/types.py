@@ -90,7 +90,7 @@ class Barrier:
     arrive_count is the sum of the arrivals' counts, times the CTAs of the group where peers arrive too.
     tx_bytes: bytes that one phase of one stage expects; None where no TMA copy completes it. kv_full alternates between
     K and V, whose sizes are in `KvRing`: its tx_bytes is K's.
-    first_wait: ``passes`` where the waiter starts with parity 1 (a free slot), ``blocks`` where it starts with parity 0.
+    first_wait: ``passes`` where the waiter starts at parity 1 (a free slot), ``blocks`` where it starts at 0.
     """
 
     name: str
@@ -106,10 +106,11 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class NamedBarrier:
-    """A hardware barrier (``bar.sync id, num_threads``); id 0 stays with the whole CTA."""
+    """`count` hardware barriers with ids from `id` on (``bar.sync id, num_threads``); id 0 is the whole CTA's."""
 
     name: str
     id: int
+    count: int
     num_threads: int
     roles: tuple[str, ...]
     note: str = ""
@@ -117,7 +118,9 @@ class NamedBarrier:
 
 @dataclass(frozen=True, slots=True)
 class KvRing:
-    """The one ring that K and V share: they alternate K V K V ... through `stages` stages, across tiles.
+    """The one ring that K and V share, in the order of the MMA warp.
+
+    With two Q tiles they alternate, K V K V ..., across tiles; with one, a tile's next K goes ahead of its V.
 
     kind: ``even`` (all stages alike), ``uneven`` (large, small, large; the middle slot holds K and V at different
     offsets as the ring turns) or ``paired`` (an even number of stages: K always in large ones, V in small ones).
@@ -303,6 +306,19 @@ class KernelPlan:
 
     def named_barrier(self, name: str) -> NamedBarrier:
         return _by_name(self.named_barriers, name)
+
+    @property
+    def readable_id(self) -> str:
+        """The id without its digest."""
+        return self.spec.name
+
+    @property
+    def longest_first(self) -> bool:
+        return self.schedule.name == "longest_first"
+
+    @property
+    def o_aliases_q(self) -> bool:
+        return self.buffer("sO").alias_of == "sQ"
 
     @property
     def id(self) -> str:

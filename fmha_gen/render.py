@@ -1,7 +1,8 @@
 """Plan -> source text: the only place that knows the template engine.
 
 Templates choose structure; constants carry numbers. They stay valid Python (block tags look like comments, ``# {%``),
-undefined names are errors, and every ``{{ }}`` goes through one filter, ``py``, which writes Python literals.
+undefined names are errors, and every value goes through a filter that writes Python literals: ``py``, or ``hex`` for
+integers in hexadecimal. Only strings may stand bare, for names and comments.
 Everything is rendered and checked in memory; writing files is the caller's.
 """
 
@@ -40,7 +41,7 @@ class Rendered:
 
 
 class Literal(str):
-    """Text that the ``py`` filter made; nothing else may be put into a source."""
+    """Text that the ``py`` filter made."""
 
 
 def render(plan: KernelPlan, templates: Path | None = None) -> Rendered:
@@ -86,8 +87,8 @@ def check_source(text: str, name: str, kernel_name: str) -> None:
         found = _LEFTOVER.search(line)
         if found:
             raise RenderError(
-                f"{name}: rendered line {number} still holds {found[0]!r}: {line.strip()}; a tag or an expression was not "
-                f"rendered: tags stand alone on a line that starts with '# {{%'"
+                f"{name}: rendered line {number} still holds {found[0]!r}: {line.strip()}; a tag or an expression was "
+                f"not rendered: tags stand alone on a line that starts with '# {{%'"
             )
     try:
         tree = ast.parse(text)
@@ -131,6 +132,7 @@ def _environment(root: Path) -> jinja2.Environment:
         finalize=_only_literals,
     )
     env.filters["py"] = py
+    env.filters["hex"] = functools.partial(py, hex=True)
     return env
 
 
@@ -141,12 +143,12 @@ class _LiteralError(Exception):
 def _only_literals(value: Any) -> str:
     if isinstance(value, jinja2.Undefined):
         value._fail_with_undefined_error()
-    if not isinstance(value, Literal):
-        raise _LiteralError(f"{value!r} is written without the filter; write {{{{ ... | py }}}}")
-    return value
+    if isinstance(value, Literal) or (isinstance(value, str) and "\n" not in value):
+        return value
+    raise _LiteralError(f"{value!r} is written without the filter; write {{{{ ... | py }}}}")
 
 
-def py(value: Any, hex: bool = False) -> Literal:  # noqa: A002
+def py(value: Any, hex: bool = False) -> Literal:
     """A value as a Python literal that evaluates to it exactly; integers in hexadecimal if `hex`.
 
     None, bool, int, float (round-trip, also inf and nan), str, and tuples, lists and dicts of them. Undefined values

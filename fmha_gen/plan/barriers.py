@@ -19,7 +19,7 @@ FIRST_NAMED_BARRIER = 1  # 0 is __syncthreads'
 # How a role arrives; `Arrival` explains the units. One place, so that a kernel that changes its mind changes it here.
 ARRIVAL_UNITS = {
     "p_full": "thread",
-    "p_last_full": "warp",
+    "p_last_full": "thread",
     "stats_empty": "thread",
     "epi_full": "thread",
     "epi_empty": "one",

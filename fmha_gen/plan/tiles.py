@@ -96,6 +96,8 @@ def solve_tiles(shape: Shape) -> Tiles:
         chunk_cols=CHUNK_COLS,
         num_chunks=shape.tile_n // CHUNK_COLS,
         p_first_cols=p_first,
+        p_first_chunks=p_first // CHUNK_COLS,
+        p_step_cols=MMA_K_BYTES // 4,
         mma_k=mma_k,
         qk_k_steps=shape.head_dim_qk // mma_k,
         pv_k_steps=shape.tile_n // mma_k,

@@ -147,7 +147,8 @@ class Tiles:
     """Tile sizes and the steps in which roles walk them.
 
     rows_per_tile: query rows of one CTA's tile (q_stage * tile_m). chunk_cols: keys per TMEM load or store of softmax.
-    p_first_cols: keys of P that p_full covers; p_last_full covers the rest. qk_k_steps, pv_k_steps: MMA instructions of
+    p_first_cols, p_first_chunks: keys of P (and chunks of them) that p_full covers; p_last_full covers the rest.
+    p_step_cols: TMEM columns of P that one MMA reads. qk_k_steps, pv_k_steps: MMA instructions of
     depth mma_k per tile; the first pv_k_steps_first of a PV need p_full only.
     """
 
@@ -158,6 +159,8 @@ class Tiles:
     chunk_cols: int
     num_chunks: int
     p_first_cols: int
+    p_first_chunks: int
+    p_step_cols: int
     mma_k: int
     qk_k_steps: int
     pv_k_steps: int

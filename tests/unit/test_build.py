@@ -122,7 +122,7 @@ def test_nothing_changed_means_nothing_done(compiler: FakeCompiler, options: Bui
 
 
 def test_same_bytes_from_another_folder_cache_and_order(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
-    """A16, A19: a folder with spaces, an empty cache and another order of the spec give the same bundle, to the byte."""
+    """A16, A19: a folder with spaces, an empty cache and another order of specs give the same bundle, to the byte."""
     a = build_bundle(HEADER, SPECS, tmp_path / "out", options).root
     other = dataclasses.replace(options, cache_dir=tmp_path / "other cache", jobs=1)
     b = build_bundle(HEADER, SPECS[::-1], tmp_path / "out dir (1)", other).root

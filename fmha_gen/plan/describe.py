@@ -69,13 +69,17 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+_CHOICES = (
+    *("dtype", "head_dim_qk", "head_dim_v", "mask", "q_stage", "tile_m", "tile_n", "kv_stage", "registers", "num_ctas"),
+    *("schedule", "exp2_emulation", "rescale_threshold", "lse"),
+)
+
+
 def _choices(plan: KernelPlan) -> Table:
     spec, reasons = plan.spec, dict(plan.reasons)
-    names = ("dtype", "head_dim_qk", "head_dim_v", "mask", "q_stage", "tile_m", "tile_n", "kv_stage", "registers")
-    names += ("num_ctas", "schedule", "exp2_emulation", "rescale_threshold", "lse")
     rows = tuple(
         (name, _text(getattr(spec, name)), "auto" if name in reasons else "spec", reasons.get(name, ""))
-        for name in names
+        for name in _CHOICES
     )
     return Table("choices", ("field", "value", "by", "why"), rows)
 
@@ -159,7 +163,7 @@ def _warp_range(ids: tuple[int, ...]) -> str:
 def _pipelines(plan: KernelPlan) -> Table:
     rows = []
     for b in plan.barriers:
-        made = " + ".join(_arrival(a) for a in b.producers)
+        made = " + ".join(_arrival(a, plan) for a in b.producers)
         tx = "" if b.tx_bytes is None else str(b.tx_bytes)
         rows.append(
             (str(b.offset_bytes), b.name, str(b.stages), str(b.arrive_count), made, tx, ", ".join(b.consumers), b.note)
@@ -173,11 +177,12 @@ def _pipelines(plan: KernelPlan) -> Table:
     return Table("pipelines", columns, tuple(rows), ("at", "stages", "arrivals", "tx B"), note)
 
 
-def _arrival(a: Arrival) -> str:
+def _arrival(a: Arrival, plan: KernelPlan) -> str:
     if a.unit in ("tma", "commit"):
         return f"{a.role} {a.unit}"
     units = {"thread": "threads", "warp": "warps", "one": "lane"}
-    return f"{a.role} {a.count} {units[a.unit]}"
+    role = "softmax of the slot:" if a.role == "softmax0" and plan.spec.q_stage == 2 else a.role
+    return f"{role} {a.count} {units[a.unit]}"
 
 
 def _copies(plan: KernelPlan) -> Table:

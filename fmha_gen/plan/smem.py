@@ -213,14 +213,7 @@ def layout_smem(
     scale_stride = shape.tile_m * SCALE_VALUES * 4
     rest = end
     for name, size, stages, stride, align, note in (
-        (
-            "sScale",
-            2 * scale_stride,
-            2,
-            scale_stride,
-            128,
-            "per S slot: factor or row sum [128], row max [128], float32",
-        ),
+        ("sScale", shape.q_stage * scale_stride, shape.q_stage, scale_stride, 128, SCALE_NOTE),
         ("mbarriers", barrier_bytes, 1, 0, 8, "8 bytes each"),
         ("tmem_pointer", TMEM_POINTER_BYTES, 1, 0, 8, "written by tcgen05.alloc"),
     ):

@@ -21,7 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_OTHER = re.compile(r"(suggestion|note|hint|warning)\b.*:")  # a message that follows an error's own text
 
 
 class _WrongToolchain(Exception):
@@ -111,12 +112,14 @@ def _load(source: str) -> ModuleType:
 
 
 def summarize(error: BaseException) -> str:
-    """One line that says what went wrong: the first that holds ``error``, else the first."""
-    lines = [t for line in _ANSI.sub("", str(error)).splitlines() if (t := " ".join(line.split()))]
+    """One line that says what went wrong: the last message that calls itself an error, which is the innermost."""
+    lines = [t for line in ANSI.sub("", str(error)).splitlines() if (t := " ".join(line.split()))]
     if not lines:
         return type(error).__name__
-    best = next((line for line in lines[1:] if "error" in line.lower()), lines[0])
-    return f"{type(error).__name__}: {best}"[:400]
+    start = max((n for n, line in enumerate(lines) if "error:" in line), default=0)
+    end = next((n for n in range(start + 1, len(lines)) if _OTHER.match(lines[n])), len(lines))
+    text = " ".join(lines[start:end] if "error:" in lines[start] else lines[:1])
+    return f"{type(error).__name__}: {text}"[:400]
 
 
 if __name__ == "__main__":

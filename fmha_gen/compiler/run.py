@@ -18,6 +18,7 @@ from .. import elf
 from ..errors import BundleError, CompileError, ToolchainError
 from ..manifest import Resources
 from . import gates, linemap, toolchain
+from .child import ANSI
 
 DEFAULT_TIME_LIMIT_S = 600.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -145,9 +146,8 @@ def _failure(job: CompileJob, work: Path, why: str) -> CompileError:
         logs.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work / linemap.SOURCE_NAME, logs / f"{job.id}.py")
         log = logs / f"{job.id}.log"
-        shutil.copyfile(work / "log.txt", log)
-        with open(log, "a", encoding="utf-8") as f:
-            f.write(f"\n{why}\n")
+        text = (work / "log.txt").read_text(errors="replace")
+        log.write_text(f"{ANSI.sub('', text)}\n{why}\n")
         where = f"full log: {log}"
     except OSError as e:
         where = f"the log could not be kept: {e.strerror}: {logs}"

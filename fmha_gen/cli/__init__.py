@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import FmhaGenError
 from .output import print_error
 
-# name -> what `fmha-gen --help` says; a command's module is `cli/<name>.py` and its function `command`.
+# name -> what `fmha-gen --help` says; a command is the function `command` of the module `cli/<name>.py`.
 COMMANDS = {
     "build": "Compile spec files into a bundle.",
     "plan": "Show the budgets of each kernel of a spec: SMEM, TMEM, registers, pipelines.",
@@ -30,6 +30,8 @@ COMMANDS = {
     "doctor": "Say what this installation can do, and what it lacks.",
     "schema": "Print the JSON schema of spec files, for editors.",
 }
+# A module called `list` would replace the builtin in this package's namespace.
+_MODULES = {"list": "listing"}
 
 
 class _Group(click.Group):
@@ -41,7 +43,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f".{name}", __name__).command
+        command: click.Command = importlib.import_module(f".{_MODULES.get(name, name)}", __name__).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -34,16 +34,28 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "bundle": (BASE | {"manifest", "manifest_io", "elf"}, set()),
     "build": (
         BASE
-        | {"__init__", "arch", "bundle", "compiler", "elf", "manifest", "manifest_io", "plan", "render", "resources"}
+        | {
+            "launch_rules",
+            "__init__",
+            "arch",
+            "bundle",
+            "compiler",
+            "elf",
+            "manifest",
+            "manifest_io",
+            "plan",
+            "render",
+            "resources",
+        }
         | {"sass", "spec"},
         set(),
     ),
     "runtime": (BASE | {"elf", "launch_rules", "manifest", "manifest_io"}, {"cuda"}),
     "sim": (BASE, {"numpy", "numba", "llvmlite"}),
     "sim/driver.py": (BASE | {"manifest", "runtime", "sim"}, {"numpy"}),
+    "analyze": (BASE | {"arch", "manifest", "manifest_io", "plan", "sass"}, set()),
     "reference": (BASE, {"numpy"}),
     "run": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "runtime", "sim"}, {"numpy"}),
-    "verify": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "run", "runtime", "sim"}, {"numpy"}),
     "doctor": (BASE | {"__init__", "arch", "compiler", "resources", "runtime", "sass", "spec"}, set()),
     "__main__": ({"cli"}, {"click", "rich"}),
 }

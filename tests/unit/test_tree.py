@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(ROOT is None, reason="needs a checkout, not an i
 TOP = r"(?:fmha_gen|templates|specs|tests|docs|tools|\.ci)"
 NAMED_PATH = re.compile(rf"`({TOP}/[\w./-]*[\w/]|[A-Z]+\.md|Makefile|pyproject\.toml)`")
 LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
-# A machine's own places: home folders, work trees and their like.
-MACHINE = re.compile(r"(?<![\w.])/(home|root|work|Users|mnt)/[A-Za-z]")
+# A machine's own places: home folders, work trees and their like. "somebody" and "u" are nobody.
+MACHINE = re.compile(r"(?<![\w.])/(home|root|work|Users|mnt)/(?!somebody\b|u\b)[A-Za-z]")
 
 
 def tracked() -> list[Path]:

@@ -1,0 +1,59 @@
+"""``fmha-gen verify``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .output import add_row, bundle_argument, json_option, only_option, out, print_json, progress, table
+
+if TYPE_CHECKING:
+    from ..verify import KernelVerdict, Report
+
+
+@click.command("verify")
+@bundle_argument
+@click.option("--driver", type=click.Choice(["sim", "cuda"]), default="sim", show_default=True)
+@only_option
+@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Scheduler seeds that must give the same bits.")
+@click.option("--quick", is_flag=True, help="A few problems and seeds a kernel instead of the full set.")
+@click.option("--proof", metavar="FILE", help="Where proof.json goes. Default: into the bundle.")
+@json_option
+def command(
+    bundle: str, driver: str, only: str | None, seeds: int | None, quick: bool, proof: str | None, as_json: bool
+) -> int:
+    """Run a bundle's kernels against an fp64 reference, with every check of the simulator on.
+
+    Exit code 1 if any kernel gives wrong numbers, unstable bits or findings; proof.json records what was shown.
+    """
+    from ..verify import VerifyOptions, verify_bundle
+
+    bar, advance = progress(0, "verifying")
+
+    def report(kernel: KernelVerdict, done: int, total: int) -> None:
+        bar.update(bar.task_ids[0], total=total)
+        advance(kernel.id)
+
+    options = VerifyOptions(driver=driver, only=only, seeds=seeds, quick=quick, proof=proof, progress=report)
+    with bar:
+        result = verify_bundle(bundle, options)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _print(result)
+    return 0 if result.passed else 1
+
+
+def _print(result: Report) -> None:
+    numbers = ("problems", "seeds", "worst error / bound", "seconds")
+    t = table(None, "kernel", "verdict", *numbers, right=numbers)
+    for k in result.kernels:
+        verdict = "passed" if k.passed else "FAILED"
+        add_row(t, k.id, verdict, k.num_problems, k.num_seeds, f"{k.worst_error:.3f}", f"{k.seconds:.1f}")
+    out().print(t)
+    for k in result.kernels:
+        for problem in k.problems:
+            click.echo(f"{k.id}: {problem}")
+    failed = sum(not k.passed for k in result.kernels)
+    click.echo(f"{len(result.kernels)} kernels, {failed} failed; proof: {result.proof_path}")

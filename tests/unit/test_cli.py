@@ -1,0 +1,238 @@
+"""The command line: exit codes, errors as text and JSON, and the commands that need no compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fmha_gen import __version__
+from fmha_gen.cli import COMMANDS, cli
+from fmha_gen.resources import data_dir
+from fmha_gen.spec import schema
+from tests.fake_bundle import make_bundle
+
+CORE = str(data_dir("specs") / "core.yaml")
+
+
+def run(*args: object) -> Result:
+    return CliRunner().invoke(cli, [str(a) for a in args])
+
+
+def error_of(result: Result) -> dict:
+    return json.loads(result.stdout)["error"]
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_help_and_json(name):
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_version():
+    assert run("--version").stdout == f"fmha-gen, version {__version__}\n"
+
+
+@pytest.mark.parametrize("args", [("buidl",), ("build",), ("build", CORE, "-j", "0"), ("list",), ("doctor", "--nope")])
+def test_wrong_usage_is_exit_code_2(args):
+    result = run(*args)
+    assert result.exit_code == 2 and result.stdout == "" and "Error: " in result.stderr
+    result = run(*args, "--json")
+    assert result.exit_code == 2 and error_of(result)["code"] == "usage"
+
+
+def test_a_failure_is_exit_code_1_with_its_code(tmp_path):
+    result = run("list", tmp_path / "none")
+    assert result.exit_code == 1 and result.stdout == ""
+    assert result.stderr.startswith("error: ") and "none: not a folder" in result.stderr
+    result = run("list", tmp_path / "none", "--json")
+    assert result.exit_code == 1 and error_of(result)["code"] == "bundle"
+
+
+def test_spec_problems_come_as_a_list(tmp_path):
+    spec = tmp_path / "my spec.yaml"
+    spec.write_text("edition: 2026\nbundle: {name: t, version: 1.0}\nkernels: []\n")
+    result = run("build", spec, "--dry-run")
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert [line.split(":")[1] for line in lines[:2]] == ["2", "3"]
+    assert lines[-1] == "error: 2 problems"
+    error = error_of(run("build", spec, "--dry-run", "--json"))
+    assert error["code"] == "spec" and error["problems"] == lines[:2]
+
+
+def test_a_bug_is_reported_as_such(monkeypatch):
+    def broken() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("fmha_gen.doctor.examine", broken)
+    error = error_of(run("doctor", "--json"))
+    assert error["code"] == "internal" and "ZeroDivisionError: division by zero" in error["message"]
+    result = run("doctor")
+    assert result.exit_code == 1 and isinstance(result.exception, ZeroDivisionError)
+
+
+def test_without_the_build_extra_the_script_says_what_to_install(tmp_path):
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\", name='click')\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    result = subprocess.run([sys.executable, "-m", "fmha_gen"], capture_output=True, text=True, env=env)
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr == (
+        "fmha-gen: click is not installed; this installation holds the run time alone; pip install 'fmha-gen[build]'\n"
+    )
+
+
+def test_a_missing_package_of_a_command_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    for name in [m for m in sys.modules if m.startswith("fmha_gen.spec")]:
+        monkeypatch.delitem(sys.modules, name)
+    error = error_of(run("schema", "--json"))
+    assert error["code"] == "toolchain" and "yaml" in error["message"] and "fmha-gen[build]" in error["message"]
+
+
+def test_schema_prints_the_schema():
+    assert json.loads(run("schema").stdout) == schema()
+
+
+def test_doctor_judges_each_ability():
+    result = run("doctor", "--json")
+    data = json.loads(result.stdout)
+    assert set(data) == {"version", "can", "checks"} and set(data["can"]) == {"build", "simulate", "launch"}
+    parts = {c["part"] for c in data["checks"]}
+    assert {"Python", "compiler", "nvdisasm", "templates", "cuda-bindings", "driver"} <= parts
+    lacking = [c for c in data["checks"] if not c["ok"] and {"build", "simulate"} & set(c["needed_for"])]
+    assert (result.exit_code == 0) == (not lacking)
+    assert "can compile bundles: " in run("doctor").stdout
+
+
+def test_doctor_names_what_is_missing_and_exits_1(monkeypatch):
+    from importlib.metadata import PackageNotFoundError, version
+
+    def lacks_jinja(name: str) -> str:
+        if name == "jinja2":
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr("fmha_gen.doctor.importlib.metadata.version", lacks_jinja)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "not installed; pip install 'fmha-gen[build]'" in result.stdout
+    assert "can compile bundles: no" in result.stdout and "can run bundles in the simulator: " in result.stdout
+
+
+def test_list_shows_the_coverage_matrix(tmp_path):
+    make_bundle(tmp_path / "b")
+    result = run("list", tmp_path / "b", "--json")
+    data = json.loads(result.stdout)
+    assert result.exit_code == 0 and "spec" not in data
+    assert [k["id"] for k in data["kernels"]] == [
+        "fmha_fwd-sm100a-bf16-d128-full-q2-01234567",
+        "fmha_fwd-sm100a-bf16-d64-causal-q1-89abcdef",
+    ]
+    text = run("list", tmp_path / "b").stdout
+    assert "demo 1.0.0: 2 kernels" in text and "rows >= 129" in text
+
+
+def test_c02_a_hole_against_the_spec_is_an_error(tmp_path):
+    make_bundle(tmp_path / "b")
+    result = run("list", tmp_path / "b", CORE, "--json")
+    data = json.loads(result.stdout)["spec"]
+    assert result.exit_code == 1
+    assert data["kernels"] == len(data["holes"]) == 32
+    assert len(data["not_in_spec"]) == 2
+    result = run("list", tmp_path / "b", CORE)
+    assert result.exit_code == 1
+    assert "the spec asks for 32 kernels; the bundle lacks 32 of them" in result.stdout
+    assert result.stdout.count("missing: fmha_fwd-sm100a-") == 32
+
+
+def test_inspect_checks_every_file(tmp_path):
+    written = make_bundle(tmp_path / "b")
+    result = run("inspect", tmp_path / "b", "--json")
+    data = json.loads(result.stdout)
+    assert result.exit_code == 0 and len(data["kernels"]) == 2
+    assert data["toolchain"]["dsl"] == "4.8.1" and data["unreferenced"] == []
+    assert [p["name"] for p in data["kernels"][0]["params"]] == ["tma_q", "lse", "seqlen_q"]
+    text = run("inspect", tmp_path / "b", "--only", "*-d64-*").stdout
+    assert "every file checked" in text and "tma_q" in text and "d128" not in text
+    assert written.root == tmp_path / "b"
+
+
+def test_inspect_names_a_damaged_file(tmp_path):
+    make_bundle(tmp_path / "b")
+    cubin = next((tmp_path / "b" / "cubin").iterdir())
+    data = bytearray(cubin.read_bytes())
+    data[200] ^= 1
+    cubin.write_bytes(data)
+    error = error_of(run("inspect", tmp_path / "b", "--json"))
+    assert error["code"] == "bundle" and cubin.name in error["message"] and "sha256" in error["message"]
+
+
+def test_only_that_matches_nothing_lists_what_there_is(tmp_path):
+    make_bundle(tmp_path / "b")
+    error = error_of(run("inspect", tmp_path / "b", "--only", "*-d256-*", "--json"))
+    assert error["code"] == "no_kernel" and "fmha_fwd-sm100a-bf16-d64-causal-q1-89abcdef" in error["message"]
+
+
+def test_plan_names_every_variant_that_does_not_fit(tmp_path):
+    spec = tmp_path / "s.yaml"
+    spec.write_text(Path(CORE).read_text().replace("q_stage: [2, 1]", "q_stage: 2\n    kv_stage: [11, 12]"))
+    error = error_of(run("plan", spec, "--json"))
+    lines = error["message"].splitlines()
+    assert error["code"] == "plan" and len(lines) == 32
+    assert all("sm_100a allows 232448" in line and "s.yaml:12: kv_stage=1" in line for line in lines)
+
+
+def test_plan_prints_every_kernel_and_its_reasons():
+    data = json.loads(run("plan", CORE, "--only", "*-bf16-*", "--json").stdout)
+    assert len(data["kernels"]) == 16
+    assert all(k["smem_bytes"] <= 232448 and k["reasons"]["kv_stage"] for k in data["kernels"])
+    text = run("plan", CORE, "--only", "fmha_fwd-sm100a-bf16-d128-full-q2").stdout
+    for title in ("shared memory", "tensor memory", "warps x registers", "pipelines"):
+        assert f"\n{title}" in text
+    assert run("plan", CORE, "--brief").stdout.count("fmha_fwd-sm100a-") == 32
+
+
+def test_render_prints_one_source_or_writes_many(tmp_path):
+    one = run("render", CORE, "--only", "*-bf16-d128-full-q2")
+    assert one.exit_code == 0
+    compile(one.stdout, "kernel", "exec")
+    many = run("render", CORE)
+    assert many.exit_code == 2 and "32 kernels, and one can be printed" in many.stderr
+    written = run("render", CORE, "--only", "*-bf16-d128-*", "-o", tmp_path / "src dir")
+    paths = [Path(line) for line in written.stdout.splitlines()]
+    assert len(paths) == 4 and one.stdout in {p.read_text() for p in paths}
+
+
+def test_build_dry_run_lists_variants_and_ends_with_the_path(tmp_path):
+    """C09: what would be built is visible without building."""
+    result = run("build", CORE, "-o", tmp_path / "out dir (1)", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(tmp_path / "out dir (1)" / "core-0.1.0")
+    assert "32 kernels for sm_100a; nothing was compiled or written" in result.stdout
+    assert not (tmp_path / "out dir (1)").exists()
+    data = json.loads(run("build", CORE, "-o", tmp_path, "--dry-run", "--only", "*-d96-*", "--json").stdout)
+    assert data["path"] == str(tmp_path / "core-0.1.0") and data["dry_run"] is True
+    assert len(data["kernels"]) == 8 and {k["state"] for k in data["kernels"]} == {"planned"}
+
+
+@pytest.mark.parametrize("bounds", [("-1", "0"), ("one", "0"), ("0", str(2**31))])
+def test_run_refuses_window_bounds_by_value(bounds):
+    result = run("run", "b", "--input", "i.npz", "--output", "o.npz", "--window", *bounds)
+    assert result.exit_code == 2 and "--window" in result.stderr and "none" in result.stderr
+
+
+def test_run_names_a_missing_bundle(tmp_path):
+    import numpy as np
+
+    arrays = {name: np.zeros((1, 1, 1, 64), np.float32) for name in "qkv"}
+    np.savez(tmp_path / "in.npz", **arrays)
+    args = ("run", tmp_path / "none", "--input", tmp_path / "in.npz", "--output", tmp_path / "o.npz", "--json")
+    error = error_of(run(*args))
+    assert error["code"] == "bundle" and "not a folder" in error["message"]

@@ -20,18 +20,22 @@ DENSE_SCALARS = ("batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k")
 
 
 def canonical_params(
-    dtype: str = "bf16", head_dim_qk: int = 128, head_dim_v: int = 128, tile_n: int = 128, longest_first: bool = False
-) -> tuple[m.Param, ...]:
-    """The dense kernel's parameter table, offsets as ptxas lays them out on sm_100a (maps first, 64-aligned)."""
+    dtype: str = "bf16", head_dim_qk: int = 128, head_dim_v: int = 128, tile_n: int = 128, longest_first: bool = False,
+    base: int = 0x380,
+) -> tuple[m.Param, ...]:  # fmt: skip
+    """The dense kernel's parameter table, offsets as ptxas lays them out: absolute addresses are aligned.
+
+    base: where parameters start in the constant bank, 0x380 on sm_100a, 0x210 on sm_90a.
+    """
     params: list[m.Param] = []
-    offset = 0
+    offset = base
 
     def add(name: str, kind: str, **more: Any) -> None:
         nonlocal offset
         size = m.PARAM_SIZES[kind]
         align = 64 if kind == "tensor_map" else size
         offset = -(-offset // align) * align
-        params.append(m.Param(name, kind, offset, size, **more))
+        params.append(m.Param(name, kind, offset - base, size, **more))
         offset += size
 
     for tensor, dim, seq, heads, rows in (
@@ -255,9 +259,23 @@ class FakeCuda:
         return self._did("cuKernelGetFunction", int(kernel), self.stack[-1]), Handle(0x5000)
 
     def cuTensorMapEncodeTiled(self, *args: Any) -> tuple[Result, SimpleNamespace]:
-        words = [0] * 16
-        words[0], words[1] = args[2], 0xFFFFFFFF  # the address, and every low bit of qword 1, bit 21 with them
-        return self._did("cuTensorMapEncodeTiled", *args), SimpleNamespace(opaque=words)
+        encoded = self.CUtensorMap()
+        encoded.words[0], encoded.words[1] = args[2], 0xFFFFFFFF  # the address; bit 85 is set, with its neighbours
+        return self._did("cuTensorMapEncodeTiled", *args), encoded
+
+    def cuTensorMapReplaceAddress(self, tensor_map: Any, address: int) -> tuple[Result]:
+        tensor_map.words[0], tensor_map.words[1] = address, 0xFFFFFFFF
+        return (self._did("cuTensorMapReplaceAddress", address),)
+
+    class CUtensorMap:
+        """128 bytes of its own, or at an address."""
+
+        def __init__(self, address: int = 0) -> None:
+            kind = ctypes.c_uint64 * 16
+            self.words = kind.from_address(address) if address else kind()
+
+        def getPtr(self) -> int:
+            return ctypes.addressof(self.words)
 
     def cuLaunchKernelEx(self, config: SimpleNamespace, kernel: Handle, params: int, extra: int) -> tuple[Result]:
         context = self.stack[-1] if self.stack else 0

@@ -5,7 +5,8 @@ Needs the standard library, and cuda.bindings at the first launch on a GPU. It n
 
 from __future__ import annotations
 
-from .bundle import Bundle, PreparedLaunch
+from .bound import PreparedLaunch
+from .bundle import Bundle
 from .driver import Device, Driver
 from .problem import Problem
 from .select import explain, select

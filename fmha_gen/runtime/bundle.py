@@ -18,13 +18,13 @@ from ..errors import BundleError, DriverError, ProblemError
 from ..manifest import KernelEntry, KernelRecord, Manifest
 from ..manifest_io import read_manifest, read_record, read_verified_file
 from . import select as selection
+from .bound import PreparedLaunch
+from .cache import LaunchCache
 from .cuda import CudaDriver
-from .driver import BoundLaunch, Device, Driver, PackedLaunch
+from .driver import Device, Driver
 from .pack import pack
 from .problem import ELEMENTS, Launch, Problem, describe_launch
 from .streams import stream_handle
-
-_CACHE_LIMIT = 4096  # prepared launches kept per bundle; each holds about 1 KiB
 
 
 class Bundle:
@@ -35,7 +35,7 @@ class Bundle:
         self._lock = threading.RLock()
         self._records: dict[str, KernelRecord] = {}
         self._loaded: dict[tuple[str, int], Any] = {}
-        self._prepared: dict[Any, PreparedLaunch] = {}
+        self._cache = LaunchCache()
         self._frozen = False
         self._version_checked = False
         self._dtypes = tuple(d for d in ELEMENTS if any(e.serves.dtype == d for e in manifest.kernels)) or ELEMENTS
@@ -173,29 +173,22 @@ class Bundle:
 
         Raises ProblemError, SelectionError, BundleError, DriverError.
         """
-        handle = stream_handle(stream, q, self.driver.image == "cubin")
-        self.prepare(
-            q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
-            sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,
-        )(handle)  # fmt: skip
+        handle = stream if type(stream) is int else stream_handle(stream, q, self.driver.image == "cubin")
+        key = None
+        if sink is None:
+            key = self._cache.key(
+                q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms)
+            )  # fmt: skip
+        launch = None if key is None else self._cache.find(key)
+        if launch is None:
+            launch = self.prepare(
+                q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
+                sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,
+            )  # fmt: skip
+            if key is not None:
+                self._cache.store(key, launch)
+        launch(handle)
         return out
-
-
-class PreparedLaunch:
-    """A launch with kernel, grid, tensor maps and arguments bound. Call it with a stream handle.
-
-    kernel: id of the chosen kernel. packed: what was bound, None where there are no queries: calling does nothing then.
-    """
-
-    __slots__ = ("_bound", "device", "kernel", "packed")
-
-    def __init__(self, kernel: str, device: Device, packed: PackedLaunch | None, bound: BoundLaunch | None) -> None:
-        self.kernel, self.device, self.packed, self._bound = kernel, device, packed, bound
-
-    def __call__(self, stream: int) -> None:
-        """Launch on the stream with this raw handle. Raises DriverError."""
-        if self._bound is not None:
-            self._bound(stream)
 
 
 def _features(softcap: float | None, sink: Any) -> tuple[str, ...]:

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ..elf import read_cubin
-from ..errors import BundleError, DriverError, ProblemError
+from ..errors import DriverError, ProblemError
 from ..manifest import KernelRecord
+from ..manifest_io import check_cubin
 from . import cuda_errors
 from .driver import ARCH_CAPABILITY, Device, PackedLaunch, TensorMapArgs
 from .tensors import HOST, TensorArg
@@ -188,17 +188,7 @@ class CudaDriver:
     def _check_image(self, record: KernelRecord, image: bytes, device: Device, where: str) -> None:
         if ARCH_CAPABILITY.get(record.arch) != device.compute_capability:
             raise DriverError(f"{where}: built for {record.arch}, which {device.describe()} cannot run; build for it")
-        cubin = read_cubin(image, where)
-        if cubin.arch != record.arch:
-            raise BundleError(f"{where}: the cubin is for {cubin.arch}, its record says {record.arch}; rebuild it")
-        found = cubin.kernel(record.symbol, where)
-        table = tuple((p.offset, p.size) for p in found.params)
-        wanted = tuple((p.offset, p.size) for p in record.params)
-        if table != wanted:
-            raise BundleError(
-                f"{where}: the cubin's parameters (offset, size) are {table}, its record says {wanted}; "
-                f"rebuild the bundle"
-            )
+        check_cubin(image, record, where)
         if record.launch.dynamic_smem_bytes > device.max_dynamic_smem_bytes:
             raise DriverError(
                 f"{record.id}: needs {record.launch.dynamic_smem_bytes} B of dynamic shared memory, "
@@ -243,15 +233,10 @@ class CudaDriver:
         with self.context(device.ordinal) as context:
             self.enter(kernel, context)
             maps = [self.encode(arg, device) if isinstance(arg, TensorMapArgs) else None for arg in packed.args]
-        return CudaLaunch(self, kernel, packed, device, context, ArgumentBlock(packed, maps))
+        return CudaLaunch(self, kernel, packed, device, context, ArgumentBlock.of(packed, maps), {})
 
     def encode(self, args: TensorMapArgs, device: Device) -> bytes:
-        """The 128 bytes of a tensor map, by the driver.
-
-        Some drivers set bit 85 for tensors under 128 KiB that are not dense, which gives sporadic illegal accesses on
-        Blackwell (NVIDIA release notes of 595.71.05). The bit means that the tensor spans 128 KiB or more, so clearing
-        it for smaller ones is right with any driver; it is reserved before Blackwell.
-        """
+        """The 128 bytes of a tensor map, by the driver. Raises DriverError."""
         api = self.api
         u64, u32 = api.cuuint64_t, api.cuuint32_t
         result, encoded = api.cuTensorMapEncodeTiled(
@@ -273,10 +258,26 @@ class CudaDriver:
                 f"{args.tensor}: tensor map of extents {args.extents}, strides {args.strides_bytes} bytes, "
                 f"box {args.box} at {args.address:#x}",
             )  # fmt: skip
-        words = [int(w) for w in encoded.opaque]
-        if device.compute_capability[0] >= 10 and args.span_bytes < SMALL_MAP_BYTES:
-            words[1] &= ~_QWORD1_BIT
-        return b"".join(w.to_bytes(8, "little") for w in words)
+        block = ctypes.create_string_buffer(ctypes.string_at(int(encoded.getPtr()), MAP_BYTES), MAP_BYTES)
+        if needs_bit_85_cleared(args, device):
+            clear_bit_85(ctypes.addressof(block))
+        return block.raw
+
+
+def needs_bit_85_cleared(args: TensorMapArgs, device: Device) -> bool:
+    """Whether the driver may have set bit 85 of this map wrongly.
+
+    Some drivers set it for tensors under 128 KiB that are not dense, which gives sporadic illegal accesses on Blackwell
+    (NVIDIA release notes of 595.71.05). The bit means that the tensor spans 128 KiB or more, so clearing it for smaller
+    ones is right with any driver; it is reserved before Blackwell.
+    """
+    return device.compute_capability[0] >= 10 and args.span_bytes < SMALL_MAP_BYTES
+
+
+def clear_bit_85(map_address: int) -> None:
+    """Clear bit 85 (bit 21 of the second 64-bit word) of the tensor map in memory at `map_address`."""
+    word = ctypes.c_uint64.from_address(map_address + 8)
+    word.value &= ~_QWORD1_BIT
 
 
 _ELEMENTS = {"bf16": "BFLOAT16", "fp16": "FLOAT16"}
@@ -294,54 +295,104 @@ class ArgumentBlock:
     """Kernel arguments in memory, and the array of pointers to them that the driver wants (`kernelParams`).
 
     An array of pointers is right whatever offsets the cubin has; a packed buffer is not: offsets depend on the
-    architecture. Maps lie on 64-byte boundaries. Nothing is written after construction.
+    architecture. Maps lie on 64-byte boundaries. Nothing is written once the block is in use.
     """
 
-    __slots__ = ("_block", "_pointers", "address")
+    __slots__ = ("_block", "_pointers", "address", "base", "offsets", "size")
 
-    def __init__(self, packed: PackedLaunch, maps: list[bytes | None]) -> None:
+    def __init__(self, offsets: tuple[int, ...], size: int) -> None:
+        self.offsets, self.size = offsets, size
+        self._block = ctypes.create_string_buffer(size + MAP_ALIGN)
+        self.base = base = -(-ctypes.addressof(self._block) // MAP_ALIGN) * MAP_ALIGN
+        self._pointers = (ctypes.c_void_p * len(offsets))(*[base + offset for offset in offsets])
+        self.address = ctypes.addressof(self._pointers)
+
+    @classmethod
+    def of(cls, packed: PackedLaunch, maps: list[bytes | None]) -> ArgumentBlock:
+        """The block of a packed launch; maps[i] holds the bytes of argument i if it is a tensor map."""
         offsets, size = [], 0
         for kind in packed.kinds:
             size = -(-size // MAP_ALIGN) * MAP_ALIGN if kind == "tensor_map" else -(-size // 8) * 8
             offsets.append(size)
             size += MAP_BYTES if kind == "tensor_map" else 8
-        self._block = ctypes.create_string_buffer(size + MAP_ALIGN)
-        base = -(-ctypes.addressof(self._block) // MAP_ALIGN) * MAP_ALIGN
+        block = cls(tuple(offsets), size)
         for offset, kind, value, encoded in zip(offsets, packed.kinds, packed.args, maps, strict=True):
             if encoded is not None:
-                ctypes.memmove(base + offset, encoded, MAP_BYTES)
+                ctypes.memmove(block.base + offset, encoded, MAP_BYTES)
             else:
-                _SCALARS[kind].from_address(base + offset).value = value
-        self._pointers = (ctypes.c_void_p * len(offsets))(*(base + offset for offset in offsets))
-        self.address = ctypes.addressof(self._pointers)
+                _SCALARS[kind].from_address(block.base + offset).value = value
+        return block
+
+    def copy(self) -> ArgumentBlock:
+        """A block of its own with the same arguments."""
+        block = ArgumentBlock(self.offsets, self.size)
+        ctypes.memmove(block.base, self.base, self.size)
+        return block
 
 
 class CudaLaunch:
     """A prepared launch on one device: calling it is a context check and one driver call. Any thread may call it."""
 
-    __slots__ = ("_arguments", "_configs", "_context", "_device", "_driver", "_kernel", "_packed", "_params")
+    __slots__ = (
+        "_arguments", "_configs", "_context", "_current", "_device", "_driver", "_handle", "_kernel", "_launch",
+        "_moves", "_packed", "_params",
+    )  # fmt: skip
 
     def __init__(
         self, driver: CudaDriver, kernel: CudaKernel, packed: PackedLaunch, device: Device, context: int,
-        arguments: ArgumentBlock,
+        arguments: ArgumentBlock, configs: dict[int, Any],
     ) -> None:  # fmt: skip
         self._driver, self._kernel, self._packed, self._device = driver, kernel, packed, device
         self._context, self._arguments, self._params = context, arguments, arguments.address
-        self._configs: dict[int, Any] = {}
+        self._configs = configs  # stream -> launch configuration; shared with rebound launches
+        api = driver.api
+        self._launch, self._current, self._handle = api.cuLaunchKernelEx, api.cuCtxGetCurrent, kernel.handle
+        self._moves: list[tuple[int, str, bool, bool]] | None = None
 
     def __call__(self, stream: int) -> None:
         """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError."""
-        api = self._driver.api
-        config = self._configs.get(stream) or self._config(stream)
-        result, current = api.cuCtxGetCurrent()
+        config = self._configs.get(stream)
+        if config is None:
+            config = self._config(stream)
+        result, current = self._current()
         if not result and int(current) == self._context:
-            (result,) = api.cuLaunchKernelEx(config, self._kernel.handle, self._params, 0)
+            (result,) = self._launch(config, self._handle, self._params, 0)
         else:
             with self._driver.context(self._device.ordinal) as context:
                 self._driver.enter(self._kernel, context)
-                (result,) = api.cuLaunchKernelEx(config, self._kernel.handle, self._params, 0)
+                (result,) = self._launch(config, self._handle, self._params, 0)
         if result:
             raise self._error(result)
+
+    def rebind(self, addresses: Mapping[str, int]) -> CudaLaunch:
+        """The same launch on tensors of the same geometry at other addresses. Raises DriverError."""
+        if self._moves is None:
+            self._moves = self._find_moves()
+        arguments, api = self._arguments.copy(), self._driver.api
+        for index, tensor, is_map, small in self._moves:
+            at = arguments.base + arguments.offsets[index]
+            if not is_map:
+                ctypes.c_uint64.from_address(at).value = addresses[tensor]
+                continue
+            (result,) = api.cuTensorMapReplaceAddress(api.CUtensorMap(at), addresses[tensor])
+            if result:
+                raise cuda_errors.error(api, result, f"{tensor}: tensor map at {addresses[tensor]:#x}")
+            if small:
+                clear_bit_85(at)
+        return CudaLaunch(
+            self._driver, self._kernel, self._packed, self._device, self._context, arguments, self._configs
+        )
+
+    def _find_moves(self) -> list[tuple[int, str, bool, bool]]:
+        """Arguments that hold an address: (index, tensor, is a map, is a map whose bit 85 must be cleared)."""
+        moves = []
+        packed = self._packed
+        for i, (name, kind, arg) in enumerate(zip(packed.names, packed.kinds, packed.args, strict=True)):
+            if isinstance(arg, TensorMapArgs):
+                moves.append((i, arg.memory, True, needs_bit_85_cleared(arg, self._device)))
+            elif kind == "pointer" and arg:
+                moves.append((i, name, False, False))
+        return moves
 
     def _config(self, stream: int) -> Any:
         """A launch configuration per stream, so that calls from several threads share nothing that changes."""

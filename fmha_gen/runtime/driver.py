@@ -93,6 +93,9 @@ class BoundLaunch(Protocol):
 
     def __call__(self, stream: int) -> None: ...
 
+    def rebind(self, addresses: Mapping[str, int]) -> BoundLaunch:
+        """The same launch on tensors (name -> address) of the same geometry, aligned as it needs."""
+
 
 class Driver(Protocol):
     """Loads verified kernel images and launches packed arguments."""

@@ -213,8 +213,8 @@ def test_a01_a_cubin_whose_header_disagrees_with_its_record_is_never_loaded(tmp_
     honest = make_record()[0]
     table = tuple((p.offset, p.size) for p in honest.params)
     for cubin, words in (
-        (make_cubin((honest.symbol,), sm=90, params=table), "the cubin is for sm_90a, its record says sm_100a"),
-        (make_cubin((honest.symbol,), params=table[:-1]), "parameters .* rebuild the bundle"),
+        (make_cubin((honest.symbol,), sm=90, params=table), "is a cubin for sm_90a, the record says sm_100a"),
+        (make_cubin((honest.symbol,), params=table[:-1]), r"parameter 13 \(softmax_scale_log2\).*rebuild the bundle"),
         (make_cubin(("other_0",), params=table), f"no kernel '{honest.symbol}'"),
         (b"// PTX is not a cubin", "not a whole cubin"),
     ):
@@ -433,3 +433,96 @@ except DriverError as e:
     )
     assert out.returncode == 0, out.stderr
     assert out.stdout.startswith("1\ncuda: cuda.bindings cannot be imported") and "pip install" in out.stdout
+
+
+# ---- repeated calls
+
+
+class TorchLike:
+    """What the cache reads of a torch tensor."""
+
+    def __init__(self, arg: TensorArg) -> None:
+        self.arg, self.shape = arg, arg.shape
+        self.dtype = {"bf16": "torch.bfloat16", "float32": "torch.float32"}[arg.dtype]
+
+    def data_ptr(self) -> int:
+        return self.arg.address
+
+    def stride(self) -> tuple[int, ...]:
+        return self.arg.strides
+
+    def get_device(self) -> int:
+        return self.arg.device or 0
+
+
+TorchLike.__module__ = "torch"
+
+
+def moved(named: dict[str, TensorArg], by: int) -> dict[str, Any]:
+    return {n: TorchLike(dataclasses.replace(t, address=t.address + by)) for n, t in named.items()}
+
+
+def test_repeated_calls_prepare_once_and_rebind_addresses(tmp_path: Path) -> None:
+    api = FakeCuda()
+    bundle = open_bundle(tmp_path, api)
+    lse = TensorArg.contiguous(0x900000, (2, 8, 300), "float32", 0)
+    named = tensors() | {"lse": lse}
+    for by in (0, 0x40, 0x40, 0):
+        bundle.attention(**moved(named, by), stream=5)
+    assert len(api.named("cuTensorMapEncodeTiled")) == 4 and len(api.named("cuTensorMapReplaceAddress")) == 4
+    packed = bundle.prepare(**named).packed
+    assert packed is not None
+    for launch, by in zip(api.launches, (0, 0x40, 0x40, 0), strict=True):
+        args = dict(zip(packed.names, read_arguments(launch.params, packed.kinds), strict=True))
+        for i, name in enumerate(("tma_q", "tma_k", "tma_v", "tma_o")):
+            assert int.from_bytes(args[name][:8], "little") == 0x100000 * (i + 1) + by
+        assert args["lse"] == 0x900000 + by and args["seqlen_k"] == 500
+    assert api.launches[1].params == api.launches[2].params
+
+
+def test_rebound_small_maps_lose_bit_85_again(tmp_path: Path) -> None:
+    api = FakeCuda()
+    bundle = open_bundle(tmp_path, api)
+    shape = (1, 200, 1, 128)  # 51,200 B
+    named = {n: TensorArg.contiguous(0x1000 * (i + 1), shape, "bf16", 0) for i, n in enumerate(("q", "k", "v", "out"))}
+    for by in (0, 0x100):
+        bundle.attention(**moved(named, by), stream=5)
+    for launch in api.launches:
+        first_map = read_arguments(launch.params, ("tensor_map",))[0]
+        assert (int.from_bytes(first_map[8:16], "little") >> 21) & 1 == 0
+
+
+@pytest.mark.parametrize(
+    "change", [{"softmax_scale": 0.5}, {"causal": True}, {"num_sms": 3}, {"variant": "*-q1-*"}, {"window": (None, 0)}]
+)
+def test_a_cached_call_is_never_used_for_other_options(tmp_path: Path, change: dict[str, Any]) -> None:
+    api = FakeCuda()
+    bundle = open_bundle(
+        tmp_path, api, make_record(), make_record(q_stage=1), make_record(mask="causal"), make_record(q_stage=1)
+    )
+    bundle.attention(**moved(tensors(), 0), stream=5)
+    bundle.attention(**moved(tensors(), 0), stream=5, **change)
+    bundle.attention(**moved(tensors(), 0), stream=5, **change)
+    first, second, third = api.launches
+    assert second.params == third.params != first.params
+
+
+def test_a_cached_call_is_never_used_for_other_tensors(tmp_path: Path) -> None:
+    """Strides, shapes, dtype and device of every tensor are part of the key; bad addresses are still refused."""
+    api = FakeCuda()
+    bundle = open_bundle(tmp_path, api)
+    named = tensors()
+    bundle.attention(**moved(named, 0), stream=5)
+    other = dataclasses.replace(named["v"], strides=(500 * 512, 512, 128, 1))
+    bundle.attention(**moved(named | {"v": other}, 0), stream=5)
+    assert len(api.named("cuTensorMapEncodeTiled")) == 8
+    with pytest.raises(ProblemError, match="k: pointer must be 16-byte aligned, is at offset 8"):
+        bundle.attention(
+            **moved(named | {"k": dataclasses.replace(named["k"], address=0x200008)}, 0), stream=5
+        )  # fmt: skip
+    with pytest.raises(ProblemError, match="dtype"):
+        bundle.attention(
+            **moved(named | {"k": dataclasses.replace(named["k"], dtype="float32")}, 0), stream=5
+        )  # fmt: skip
+    with pytest.raises(ProblemError, match="window"):
+        bundle.attention(**moved(named, 0), stream=5, window=[1])

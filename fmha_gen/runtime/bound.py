@@ -1,0 +1,34 @@
+"""`PreparedLaunch`: what `Bundle.prepare` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .driver import BoundLaunch, Device, PackedLaunch
+
+
+class PreparedLaunch:
+    """A launch with kernel, grid, tensor maps and arguments bound. Call it with a stream handle.
+
+    kernel: id of the chosen kernel. packed: what was bound first, None where there are no queries: calling does nothing
+    then. `rebind` moves the launch to other memory and leaves `packed` as it is.
+    """
+
+    __slots__ = ("_bound", "device", "kernel", "packed")
+
+    def __init__(self, kernel: str, device: Device, packed: PackedLaunch | None, bound: BoundLaunch | None) -> None:
+        self.kernel, self.device, self.packed, self._bound = kernel, device, packed, bound
+
+    def __call__(self, stream: int) -> None:
+        """Launch on the stream with this raw handle. Raises DriverError."""
+        if self._bound is not None:
+            self._bound(stream)
+
+    def rebind(self, addresses: Mapping[str, int]) -> PreparedLaunch:
+        """The same launch on tensors of the same shapes and strides at other addresses.
+
+        addresses: of ``q k v out`` and, where it was given, ``lse``; aligned like the first ones (16 bytes, lse 4).
+        """
+        if self._bound is None:
+            return self
+        return PreparedLaunch(self.kernel, self.device, self.packed, self._bound.rebind(addresses))

@@ -132,6 +132,7 @@ def _environment(root: Path) -> jinja2.Environment:
         finalize=_only_literals,
     )
     env.filters["py"] = py
+    env.filters["note"] = note
     env.filters["hex"] = functools.partial(py, hex=True)
     return env
 
@@ -158,6 +159,16 @@ def py(value: Any, hex: bool = False) -> Literal:
     if len(flat) > LINE_LENGTH - 40 and isinstance(value, (tuple, list, dict)) and value:
         return Literal(_broken(value, hex, ""))
     return Literal(flat)
+
+
+def note(value: Any, width: int = 0) -> Literal:
+    """A value as words of a comment or a docstring, padded to `width` (negative: to the right); never code."""
+    if isinstance(value, jinja2.Undefined):
+        value._fail_with_undefined_error()
+    text = str(value)
+    if not (text.isprintable() and text.isascii()) or '"""' in text:
+        raise _LiteralError(f"{value!r} cannot stand in a comment: one line of printable ASCII can")
+    return Literal(f"{text:<{width}}" if width >= 0 else f"{text:>{-width}}")
 
 
 def _literal(value: Any, hex_: bool) -> str:

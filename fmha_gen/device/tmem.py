@@ -40,8 +40,9 @@ def wait_store() -> None:
 def load_row(tmem: Int32, num_cols: int, step: int = 32) -> list[Float32]:
     """`num_cols` consecutive columns of the thread's lane as float32 registers, complete on return.
 
-    num_cols is a multiple of `step`; step is the width of one load instruction (a power of two up to 128).
+    step is the widest load instruction; it and num_cols are powers of two, or num_cols is a multiple of step.
     """
+    step = min(step, num_cols)
     lines = []
     for first in range(0, num_cols, step):
         regs = ", ".join(f"{{$w{i}}}" for i in range(first, first + step))

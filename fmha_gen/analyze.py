@@ -14,13 +14,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from .arch import ARCHS
 from .errors import BundleError, SelectionError
-from .manifest import KernelRecord
+from .manifest import KernelRecord, id_matches
 from .manifest_io import read_cubin, read_manifest, read_record
 from .plan import model
 from .plan.types import ModelBound
@@ -118,7 +117,7 @@ def analyze(
 
 def _analyze_bundle(root: Path, only: str | None) -> list[Analysis]:
     manifest = read_manifest(root)
-    entries = [e for e in manifest.kernels if only is None or fnmatchcase(e.id, only)]
+    entries = [e for e in manifest.kernels if only is None or id_matches(e.id, only)]
     if not entries:
         held = ", ".join(e.id for e in manifest.kernels) or "nothing"
         raise SelectionError(f"{root}: --only {only} matches no kernel; it holds {held}")

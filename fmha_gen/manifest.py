@@ -15,6 +15,7 @@ import json
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from .errors import BundleError
@@ -190,6 +191,11 @@ class Manifest:
     kernels: tuple[KernelEntry, ...]
     lse_base: str = "e"
     format_version: tuple[int, int] = field(default=FORMAT_VERSION)
+
+
+def id_matches(kernel_id: str, pattern: str) -> bool:
+    """Whether a kernel id, or its readable part without the digest, matches a glob: what ``--only`` means."""
+    return fnmatchcase(kernel_id, pattern) or fnmatchcase(kernel_id, f"{pattern}-????????")
 
 
 def to_json(obj: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from ..compiler.gates import Expected
 from ..compiler.toolchain import python_version
 from ..errors import CompileError, PlanError, SpecError
 from ..launch_rules import default_scalar_rule
-from ..manifest import FileRecord, KernelRecord, LaunchRecord, Toolchain
+from ..manifest import FileRecord, KernelRecord, LaunchRecord, Toolchain, id_matches
 from ..plan import KernelPlan, make_plan
 from ..render import render
 from ..spec import BundleHeader, KernelSpec, check_identities
@@ -140,7 +139,7 @@ def _prepare(specs: Sequence[KernelSpec], options: BuildOptions, cache: BuildCac
         raise PlanError("\n".join(problems))
     check_identities(p.spec for p in plans)
     if options.only is not None:
-        chosen = [p for p in plans if fnmatch.fnmatchcase(p.spec.id, options.only)]
+        chosen = [p for p in plans if id_matches(p.spec.id, options.only)]
         if not chosen:
             ids = "\n  ".join(p.spec.id for p in plans)
             raise SpecError([f"--only {options.only}: matches none of the {len(plans)} kernels:\n  {ids}"])

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import add_row, arch_option, json_option, only_option, out, print_json, progress, spec_argument, table
+from .output import (
+    add_row,
+    arch_option,
+    count,
+    json_option,
+    only_option,
+    out,
+    print_json,
+    progress,
+    spec_argument,
+    table,
+)
 
 if TYPE_CHECKING:
     from ..build import BuildResult, KernelResult
@@ -75,11 +86,11 @@ def _print(result: BuildResult, dry_run: bool) -> None:
         figures = ("", "", "") if dry_run else (f"{k.seconds:.1f}", str(k.cubin_bytes), str(k.registers))
         add_row(t, k.id, k.state, *figures)
     out().print(t)
-    count, archs = len(result.kernels), ", ".join(result.archs)
+    kernels, archs = count(len(result.kernels), "kernel"), ", ".join(result.archs)
     if dry_run:
-        click.echo(f"{count} kernels for {archs}; nothing was compiled or written")
+        click.echo(f"{kernels} for {archs}; nothing was compiled or written")
     else:
         done = f"{result.count('compiled')} compiled, {result.count('cached')} from the build cache"
-        size = f"{result.cubin_bytes} B of cubins; {result.files_written} files written"
-        click.echo(f"{count} kernels for {archs}: {done}; {size}")
+        size = f"{result.cubin_bytes} B of cubins; {count(result.files_written, 'file')} written"
+        click.echo(f"{kernels} for {archs}: {done}; {size}")
     click.echo(str(result.root))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import add_row, bundle_argument, json_option, only_entries, only_option, out, print_json, table
+from .output import add_row, bundle_argument, count, json_option, only_entries, only_option, out, print_json, table
 
 if TYPE_CHECKING:
     from ..bundle import CheckedBundle
@@ -44,7 +44,9 @@ def _print_header(checked: CheckedBundle) -> None:
     commit = f", commit {m.generator.commit}" if m.generator.commit else ""
     dirty = " (with local changes)" if m.generator.dirty else ""
     archs = ", ".join(sorted({e.arch for e in m.kernels}))
-    click.echo(f"{m.name} {m.version}: {len(m.kernels)} kernels for {archs}, {size} B of cubins; every file checked")
+    click.echo(
+        f"{m.name} {m.version}: {count(len(m.kernels), 'kernel')} for {archs}, {size} B of cubins; every file checked"
+    )
     click.echo(f"format {m.format_version[0]}.{m.format_version[1]}; fmha-gen {m.generator.version}{commit}{dirty}")
     t = m.toolchain
     click.echo(f"DSL {t.dsl}, CUDA {t.cuda}, ptxas {t.ptxas}, Python {t.python}; driver {m.min_driver} or newer")

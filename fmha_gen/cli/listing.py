@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..manifest import KernelEntry, Manifest
-from .output import add_row, bundle_argument, json_option, out, plans_of, print_json, table
+from .output import add_row, bundle_argument, count, json_option, out, plans_of, print_json, table
 
 
 @click.command("list")
@@ -74,7 +74,7 @@ def _print(manifest: Manifest, wanted: list[str] | None, holes: list[str], extra
         key: tuple[str, ...] = (e.family, e.arch, s.dtype, dims, ", ".join(s.features) or "-")
         for mask in s.masks:
             cells.setdefault(key, {}).setdefault(mask, []).append(_rows_served(e))
-    title = f"{manifest.name} {manifest.version}: {len(manifest.kernels)} kernels"
+    title = f"{manifest.name} {manifest.version}: {count(len(manifest.kernels), 'kernel')}"
     t = table(title, "family", "arch", "dtype", "head dim", "features", *masks)
     for key, by_mask in cells.items():
         add_row(t, *key, *("\n".join(by_mask.get(mask, ["none"])) for mask in masks))
@@ -85,4 +85,4 @@ def _print(manifest: Manifest, wanted: list[str] | None, holes: list[str], extra
         click.echo(f"missing: {hole}")
     for kernel_id in extra:
         click.echo(f"not in the spec: {kernel_id}")
-    click.echo(f"the spec asks for {len(wanted)} kernels; the bundle lacks {len(holes)} of them")
+    click.echo(f"the spec asks for {count(len(wanted), 'kernel')}; the bundle lacks {len(holes)} of them")

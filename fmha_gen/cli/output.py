@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,6 +57,7 @@ def plans_of(specs: Sequence[str], arch: str | None, only: str | None) -> tuple[
 
     Raises SpecError, and PlanError with every variant that does not fit.
     """
+    from ..manifest import id_matches
     from ..plan import make_plan
     from ..spec import check_identities, read_specs
 
@@ -73,7 +73,7 @@ def plans_of(specs: Sequence[str], arch: str | None, only: str | None) -> tuple[
     check_identities(p.spec for p in plans)
     if only is None:
         return file, plans
-    found = [p for p in plans if fnmatchcase(p.id, only) or fnmatchcase(p.id, f"{only}-????????")]
+    found = [p for p in plans if id_matches(p.id, only)]
     if not found:
         raise SpecError([f"--only {only}: matches no kernel of the spec; it has {', '.join(p.id for p in plans)}"])
     return file, found
@@ -94,7 +94,12 @@ def print_error(code: str, message: str, as_json: bool, problems: Sequence[str] 
         return
     click.echo(f"error: {message}" if not problems else message, err=True)
     if problems:
-        click.echo(f"error: {len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
+        click.echo(f"error: {count(len(problems), 'problem')}", err=True)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 kernel``, ``2 kernels``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def table(title: str | None, *columns: str, right: Sequence[str] = ()) -> Table:

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import add_row, arch_option, json_option, only_option, out, plans_of, print_json, spec_argument, table
+from .output import (
+    add_row,
+    arch_option,
+    count,
+    json_option,
+    only_option,
+    out,
+    plans_of,
+    print_json,
+    spec_argument,
+    table,
+)
 
 if TYPE_CHECKING:
     from ..plan import KernelPlan
@@ -49,7 +60,7 @@ def _print(plan: KernelPlan) -> None:
 
 def _print_brief(plans: list[KernelPlan]) -> None:
     numbers = ("KV stages", "SMEM B", "TMEM cols", "bound clk (model)")
-    t = table(f"{len(plans)} kernels", "kernel", "registers", *numbers, "schedule", right=numbers)
+    t = table(count(len(plans), "kernel"), "kernel", "registers", *numbers, "schedule", right=numbers)
     for p in plans:
         used = sum(r.num_cols for r in p.tmem if r.inside is None)
         registers = "/".join(str(r) for r in p.spec.registers or ())

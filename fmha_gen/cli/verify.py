@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import add_row, bundle_argument, json_option, only_option, out, print_json, progress, table
+from .output import add_row, bundle_argument, count, json_option, only_option, out, print_json, progress, table
 
 if TYPE_CHECKING:
     from ..verify import KernelVerdict, Report
@@ -56,4 +56,4 @@ def _print(result: Report) -> None:
         for problem in k.problems:
             click.echo(f"{k.id}: {problem}")
     failed = sum(not k.passed for k in result.kernels)
-    click.echo(f"{len(result.kernels)} kernels, {failed} failed; proof: {result.proof_path}")
+    click.echo(f"{count(len(result.kernels), 'kernel')}, {failed} failed; proof: {result.proof_path}")

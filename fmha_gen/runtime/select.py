@@ -7,10 +7,9 @@ with the whole trace and the spec line that would add the kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
 
 from ..errors import SelectionError
-from ..manifest import KernelEntry, Manifest
+from ..manifest import KernelEntry, Manifest, id_matches
 from .driver import ARCH_CAPABILITY, Device
 from .problem import Problem
 
@@ -83,7 +82,7 @@ def matching(entries: Iterable[KernelEntry], pattern: str | None) -> tuple[Kerne
     """Entries whose id matches the glob; an id's readable part without the digest matches as a whole too."""
     if pattern is None:
         return tuple(entries)
-    return tuple(e for e in entries if fnmatchcase(e.id, pattern) or fnmatchcase(e.id, f"{pattern}-????????"))
+    return tuple(e for e in entries if id_matches(e.id, pattern))
 
 
 def _miss(

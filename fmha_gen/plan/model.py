@@ -37,6 +37,7 @@ PEER_MUFU: dict[tuple[int, int, str], int] = {
     (192, 128, "causal"): 121,
     (256, 256, "full"): 105,
 }
+PEER_EMULATES_UP_TO = 16  # MUFU operations a clock: where the rate is twice that, FlashAttention-4 emulates nothing
 MUFU_SHARE = 0.85  # of the MMA term: slots may not be bought with MUFU beyond it
 
 
@@ -76,6 +77,8 @@ def mufu_per_row(tile_n: int, emulated_elems: int) -> int:
 def mufu_cap(head_dim_qk: int, head_dim_v: int, mask: str, tile_n: int, arch: Arch) -> int:
     """Most MUFU per row and block: 85% of the MMA term, or the peer's count if that is more."""
     share = int(MUFU_SHARE * mma_clk(head_dim_qk, head_dim_v, tile_n, arch) / mufu_clk_per_op(arch))
+    if arch.mufu_per_clk > PEER_EMULATES_UP_TO:
+        return max(share, mufu_per_row(tile_n, 0))
     return max(share, PEER_MUFU.get((head_dim_qk, head_dim_v, mask), 0) * tile_n // ROWS)
 
 

@@ -233,9 +233,10 @@ class _Run:
                 )
                 return
             if len(done) > w.k + 1 and not self._before(w.event, done[w.k + 1]):
+                seen = f"has seen completion {w.k}" if w.k >= 0 else "has passed its first wait"
                 self.found.append(
-                    f"race: completion {w.k + 1} of {name} can come before {w.who} has seen completion {w.k}: it is "
-                    f"overtaken by 2 phases and waits for parity {w.k % 2} in vain"
+                    f"race: completion {w.k + 1} of {name} can come before {w.who} {seen}: it is overtaken, and waits "
+                    f"for parity {w.k % 2} in vain"
                 )
                 return
 

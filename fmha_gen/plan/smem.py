@@ -20,9 +20,9 @@ REST_BYTES = 3072  # the most that everything else may take
 MAX_KV_STAGES = 32
 MIN_KV_STAGES = 2  # a V stays in use while the next K is waited for
 CHUNKED_O_COLS = 128  # width of the staged O of a split head_dim_v 256 kernel
-SCALE_VALUES = 2  # per row: rescale factor or row sum, and row maximum
+SCALE_VALUES = 2  # per row: rescale factor or row sum, and the shift of its logits
 TMEM_POINTER_BYTES = 8
-SCALE_NOTE = "per Q tile: factor or row sum [128], row maximum [128], float32"
+SCALE_NOTE = "per Q tile: rescale factor or row sum [128], row shift [128], float32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Plan -> source text: the only place that knows the template engine.
 
 Templates choose structure; constants carry numbers. They stay valid Python (block tags look like comments, ``# {%``),
-undefined names are errors, and every value goes through a filter that writes Python literals: ``py``, or ``hex`` for
-integers in hexadecimal. Only strings may stand bare, for names and comments.
+undefined names are errors, and every ``{{ }}`` goes through a filter: ``py`` writes Python literals, ``note`` words of
+a comment or docstring.
 Everything is rendered and checked in memory; writing files is the caller's.
 """
 
@@ -41,7 +41,7 @@ class Rendered:
 
 
 class Literal(str):
-    """Text that the ``py`` filter made."""
+    """Text that a filter made; nothing else may stand in a source."""
 
 
 def render(plan: KernelPlan, templates: Path | None = None) -> Rendered:
@@ -133,7 +133,6 @@ def _environment(root: Path) -> jinja2.Environment:
     )
     env.filters["py"] = py
     env.filters["note"] = note
-    env.filters["hex"] = functools.partial(py, hex=True)
     return env
 
 
@@ -144,9 +143,9 @@ class _LiteralError(Exception):
 def _only_literals(value: Any) -> str:
     if isinstance(value, jinja2.Undefined):
         value._fail_with_undefined_error()
-    if isinstance(value, Literal) or (isinstance(value, str) and "\n" not in value):
+    if isinstance(value, Literal):
         return value
-    raise _LiteralError(f"{value!r} is written without the filter; write {{{{ ... | py }}}}")
+    raise _LiteralError(f"{value!r} is written without a filter; write {{{{ ... | py }}}}, or | note in a comment")
 
 
 def py(value: Any, hex: bool = False) -> Literal:

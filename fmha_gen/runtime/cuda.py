@@ -20,14 +20,11 @@ from ..errors import DriverError, ProblemError
 from ..manifest import KernelRecord
 from ..manifest_io import check_cubin
 from . import cuda_errors
+from .cuda_launch import MAP_BYTES, ArgumentBlock, CudaLaunch, Shared, clear_bit_85, needs_bit_85_cleared
 from .driver import ARCH_CAPABILITY, Device, PackedLaunch, TensorMapArgs
 from .tensors import HOST, TensorArg
 
-MAP_BYTES = 128
-MAP_ALIGN = 64
 DEFAULT_SMEM_BYTES = 48 * 1024  # of dynamic shared memory, without opting in
-SMALL_MAP_BYTES = 128 * 1024
-_QWORD1_BIT = 1 << 21  # "bit 85" of a tensor map
 
 
 class CudaKernel:
@@ -54,6 +51,7 @@ class CudaDriver:
         self._primary: dict[int, Any] = {}
         self._libraries: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str, int], CudaKernel] = {}
+        self._enums: dict[tuple[str, ...], tuple[Any, ...]] = {}
 
     # ---- start-up
 
@@ -233,24 +231,27 @@ class CudaDriver:
         with self.context(device.ordinal) as context:
             self.enter(kernel, context)
             maps = [self.encode(arg, device) if isinstance(arg, TensorMapArgs) else None for arg in packed.args]
-        return CudaLaunch(self, kernel, packed, device, context, ArgumentBlock.of(packed, maps), {})
+        return CudaLaunch(Shared(self, kernel, packed, device, context), ArgumentBlock.of(packed, maps))
 
     def encode(self, args: TensorMapArgs, device: Device) -> bytes:
         """The 128 bytes of a tensor map, by the driver. Raises DriverError."""
         api = self.api
+        element, swizzle, promotion, fill, none = self._map_enums(
+            args.element, args.swizzle, args.l2_promotion, args.fill
+        )
         u64, u32 = api.cuuint64_t, api.cuuint32_t
         result, encoded = api.cuTensorMapEncodeTiled(
-            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[args.element]}"),
+            element,
             len(args.extents),
             args.address,
             [u64(n) for n in args.extents],
             [u64(n) for n in args.strides_bytes],
             [u32(n) for n in args.box],
             [u32(1) for _ in args.box],
-            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{args.swizzle.upper()}"),
-            getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[args.l2_promotion]}"),
-            getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[args.fill]}"),
+            none,
+            swizzle,
+            promotion,
+            fill,
         )
         if int(result):
             raise cuda_errors.error(
@@ -258,170 +259,30 @@ class CudaDriver:
                 f"{args.tensor}: tensor map of extents {args.extents}, strides {args.strides_bytes} bytes, "
                 f"box {args.box} at {args.address:#x}",
             )  # fmt: skip
-        block = ctypes.create_string_buffer(ctypes.string_at(int(encoded.getPtr()), MAP_BYTES), MAP_BYTES)
+        address = int(encoded.getPtr())
         if needs_bit_85_cleared(args, device):
-            clear_bit_85(ctypes.addressof(block))
-        return block.raw
+            clear_bit_85(address)
+        return ctypes.string_at(address, MAP_BYTES)
 
-
-def needs_bit_85_cleared(args: TensorMapArgs, device: Device) -> bool:
-    """Whether the driver may have set bit 85 of this map wrongly.
-
-    Some drivers set it for tensors under 128 KiB that are not dense, which gives sporadic illegal accesses on Blackwell
-    (NVIDIA release notes of 595.71.05). The bit means that the tensor spans 128 KiB or more, so clearing it for smaller
-    ones is right with any driver; it is reserved before Blackwell.
-    """
-    return device.compute_capability[0] >= 10 and args.span_bytes < SMALL_MAP_BYTES
-
-
-def clear_bit_85(map_address: int) -> None:
-    """Clear bit 85 (bit 21 of the second 64-bit word) of the tensor map in memory at `map_address`."""
-    word = ctypes.c_uint64.from_address(map_address + 8)
-    word.value &= ~_QWORD1_BIT
+    def _map_enums(self, element: str, swizzle: str, l2_promotion: str, fill: str) -> tuple[Any, ...]:
+        """The driver's constants for (element, swizzle, L2 promotion, fill, no interleaving)."""
+        key = (element, swizzle, l2_promotion, fill)
+        found = self._enums.get(key)
+        if found is None:
+            api = self.api
+            found = self._enums[key] = (
+                getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[element]}"),
+                getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle.upper()}"),
+                getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[l2_promotion]}"),
+                getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[fill]}"),
+                api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            )
+        return found
 
 
 _ELEMENTS = {"bf16": "BFLOAT16", "fp16": "FLOAT16"}
 _PROMOTIONS = {"none": "NONE", "64B": "L2_64B", "128B": "L2_128B", "256B": "L2_256B"}
 _FILLS = {"zero": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
-_SCALARS: dict[str, Any] = {
-    "pointer": ctypes.c_uint64,
-    "i64": ctypes.c_int64,
-    "i32": ctypes.c_int32,
-    "f32": ctypes.c_float,
-}
-
-
-class ArgumentBlock:
-    """Kernel arguments in memory, and the array of pointers to them that the driver wants (`kernelParams`).
-
-    An array of pointers is right whatever offsets the cubin has; a packed buffer is not: offsets depend on the
-    architecture. Maps lie on 64-byte boundaries. Nothing is written once the block is in use.
-    """
-
-    __slots__ = ("_block", "_pointers", "address", "base", "offsets", "size")
-
-    def __init__(self, offsets: tuple[int, ...], size: int) -> None:
-        self.offsets, self.size = offsets, size
-        self._block = ctypes.create_string_buffer(size + MAP_ALIGN)
-        self.base = base = -(-ctypes.addressof(self._block) // MAP_ALIGN) * MAP_ALIGN
-        self._pointers = (ctypes.c_void_p * len(offsets))(*[base + offset for offset in offsets])
-        self.address = ctypes.addressof(self._pointers)
-
-    @classmethod
-    def of(cls, packed: PackedLaunch, maps: list[bytes | None]) -> ArgumentBlock:
-        """The block of a packed launch; maps[i] holds the bytes of argument i if it is a tensor map."""
-        offsets, size = [], 0
-        for kind in packed.kinds:
-            size = -(-size // MAP_ALIGN) * MAP_ALIGN if kind == "tensor_map" else -(-size // 8) * 8
-            offsets.append(size)
-            size += MAP_BYTES if kind == "tensor_map" else 8
-        block = cls(tuple(offsets), size)
-        for offset, kind, value, encoded in zip(offsets, packed.kinds, packed.args, maps, strict=True):
-            if encoded is not None:
-                ctypes.memmove(block.base + offset, encoded, MAP_BYTES)
-            else:
-                _SCALARS[kind].from_address(block.base + offset).value = value
-        return block
-
-    def copy(self) -> ArgumentBlock:
-        """A block of its own with the same arguments."""
-        block = ArgumentBlock(self.offsets, self.size)
-        ctypes.memmove(block.base, self.base, self.size)
-        return block
-
-
-class CudaLaunch:
-    """A prepared launch on one device: calling it is a context check and one driver call. Any thread may call it."""
-
-    __slots__ = (
-        "_arguments", "_configs", "_context", "_current", "_device", "_driver", "_handle", "_kernel", "_launch",
-        "_moves", "_packed", "_params",
-    )  # fmt: skip
-
-    def __init__(
-        self, driver: CudaDriver, kernel: CudaKernel, packed: PackedLaunch, device: Device, context: int,
-        arguments: ArgumentBlock, configs: dict[int, Any],
-    ) -> None:  # fmt: skip
-        self._driver, self._kernel, self._packed, self._device = driver, kernel, packed, device
-        self._context, self._arguments, self._params = context, arguments, arguments.address
-        self._configs = configs  # stream -> launch configuration; shared with rebound launches
-        api = driver.api
-        self._launch, self._current, self._handle = api.cuLaunchKernelEx, api.cuCtxGetCurrent, kernel.handle
-        self._moves: list[tuple[int, str, bool, bool]] | None = None
-
-    def __call__(self, stream: int) -> None:
-        """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError."""
-        config = self._configs.get(stream)
-        if config is None:
-            config = self._config(stream)
-        result, current = self._current()
-        if not result and int(current) == self._context:
-            (result,) = self._launch(config, self._handle, self._params, 0)
-        else:
-            with self._driver.context(self._device.ordinal) as context:
-                self._driver.enter(self._kernel, context)
-                (result,) = self._launch(config, self._handle, self._params, 0)
-        if result:
-            raise self._error(result)
-
-    def rebind(self, addresses: Mapping[str, int]) -> CudaLaunch:
-        """The same launch on tensors of the same geometry at other addresses. Raises DriverError."""
-        if self._moves is None:
-            self._moves = self._find_moves()
-        arguments, api = self._arguments.copy(), self._driver.api
-        for index, tensor, is_map, small in self._moves:
-            at = arguments.base + arguments.offsets[index]
-            if not is_map:
-                ctypes.c_uint64.from_address(at).value = addresses[tensor]
-                continue
-            (result,) = api.cuTensorMapReplaceAddress(api.CUtensorMap(at), addresses[tensor])
-            if result:
-                raise cuda_errors.error(api, result, f"{tensor}: tensor map at {addresses[tensor]:#x}")
-            if small:
-                clear_bit_85(at)
-        return CudaLaunch(
-            self._driver, self._kernel, self._packed, self._device, self._context, arguments, self._configs
-        )
-
-    def _find_moves(self) -> list[tuple[int, str, bool, bool]]:
-        """Arguments that hold an address: (index, tensor, is a map, is a map whose bit 85 must be cleared)."""
-        moves = []
-        packed = self._packed
-        for i, (name, kind, arg) in enumerate(zip(packed.names, packed.kinds, packed.args, strict=True)):
-            if isinstance(arg, TensorMapArgs):
-                moves.append((i, arg.memory, True, needs_bit_85_cleared(arg, self._device)))
-            elif kind == "pointer" and arg:
-                moves.append((i, name, False, False))
-        return moves
-
-    def _config(self, stream: int) -> Any:
-        """A launch configuration per stream, so that calls from several threads share nothing that changes."""
-        api, packed = self._driver.api, self._packed
-        config = api.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = packed.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = packed.block
-        config.sharedMemBytes = packed.dynamic_smem_bytes
-        config.hStream = api.CUstream(stream)
-        if packed.cluster != (1, 1, 1):
-            attribute = api.CUlaunchAttribute()
-            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster = attribute.value.clusterDim
-            cluster.x, cluster.y, cluster.z = packed.cluster
-            config.attrs, config.numAttrs = [attribute], 1
-        else:
-            config.numAttrs = 0
-        if len(self._configs) > 64:  # streams come and go; handles are reused
-            self._configs = {}
-        self._configs[stream] = config
-        return config
-
-    def _error(self, result: Any) -> DriverError:
-        packed = self._packed
-        return cuda_errors.error(
-            self._driver.api, result,
-            f"{packed.kernel}: launch of grid {packed.grid}, block {packed.block}, cluster {packed.cluster}, "
-            f"{packed.dynamic_smem_bytes} B shared memory on {self._device.describe()} from {self._kernel.where}",
-        )  # fmt: skip
 
 
 def _import_bindings() -> Any:

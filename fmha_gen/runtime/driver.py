@@ -63,8 +63,10 @@ class TensorMapArgs:
     @property
     def span_bytes(self) -> int:
         """Bytes from the first to one past the last element."""
-        dense = self.extents[0] * ITEM_BYTES[self.element]
-        return dense + sum((n - 1) * s for n, s in zip(self.extents[1:], self.strides_bytes, strict=True))
+        span = self.extents[0] * ITEM_BYTES[self.element]
+        for extent, stride in zip(self.extents[1:], self.strides_bytes, strict=True):
+            span += (extent - 1) * stride
+        return span
 
 
 Argument = TensorMapArgs | int | float

@@ -16,9 +16,13 @@ TMA_STRIDE_LIMIT_BYTES = 2**40
 LOG2_E = math.log2(math.e)
 F32_MAX = 3.4028234663852886e38
 ELEMENTS = ("bf16", "fp16")
-_AXES = {"q": "batch, seqlen_q, num_heads_q, head_dim_qk", "k": "batch, seqlen_k, num_heads_kv, head_dim_qk",
-         "v": "batch, seqlen_k, num_heads_kv, head_dim_v", "out": "batch, seqlen_q, num_heads_q, head_dim_v",
-         "lse": "batch, num_heads_q, seqlen_q"}  # fmt: skip
+_AXES = {
+    "q": ("batch", "seqlen_q", "num_heads_q", "head_dim_qk"),
+    "k": ("batch", "seqlen_k", "num_heads_kv", "head_dim_qk"),
+    "v": ("batch", "seqlen_k", "num_heads_kv", "head_dim_v"),
+    "out": ("batch", "seqlen_q", "num_heads_q", "head_dim_v"),
+    "lse": ("batch", "num_heads_q", "seqlen_q"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,8 @@ def _check_ranks(tensors: Mapping[str, TensorArg]) -> None:
         rank = 3 if name == "lse" else 4
         if len(t.shape) != rank:
             raise ProblemError(
-                f"{name}: shape {t.shape} has {len(t.shape)} axes; wanted {rank}: ({_AXES[name]}); reshape it"
+                f"{name}: shape {t.shape} has {len(t.shape)} axes; wanted {rank}: ({', '.join(_AXES[name])}); "
+                f"reshape it"
             )
         if len(t.strides) != rank:
             raise ProblemError(f"{name}: {len(t.strides)} strides for shape {t.shape}; wanted one per axis")
@@ -231,10 +236,10 @@ def _check_dtypes(tensors: Mapping[str, TensorArg], served: tuple[str, ...]) -> 
 
 def _check_shapes(problem: Problem, tensors: Mapping[str, TensorArg]) -> None:
     for name, t in tensors.items():
-        wanted = tuple(getattr(problem, axis) for axis in _AXES[name].split(", "))
+        wanted = tuple([getattr(problem, axis) for axis in _AXES[name]])
         if t.shape != wanted:
             given = ", ".join(f"{other} {tensors[other].shape}" for other in ("q", "k", "v"))
-            raise ProblemError(f"{name}: shape {t.shape}; wanted {wanted} = ({_AXES[name]}), from {given}")
+            raise ProblemError(f"{name}: shape {t.shape}; wanted {wanted} = ({', '.join(_AXES[name])}), from {given}")
 
 
 def _check_devices(tensors: Mapping[str, TensorArg]) -> None:
@@ -257,28 +262,33 @@ def _check_layout(name: str, t: TensorArg) -> None:
             f"{name}: pointer must be {align}-byte aligned, is at offset {t.address % align} ({t.address:#x}); "
             f"copy the tensor or slice it at a multiple of {align // item} elements"
         )
+    limit = TMA_STRIDE_LIMIT_BYTES // item
+    step = 1 if name == "lse" else align // item
+    least = 1 if name in ("out", "lse") else 0
+    last = len(t.shape) - 1
     for axis, (extent, stride) in enumerate(zip(t.shape, t.strides, strict=True)):
-        if extent > 1:
-            _check_stride(name, t, axis, stride * item)
+        if axis == last and name != "lse":
+            fine = stride == 1
+        else:
+            fine = least <= stride < limit and not stride % step
+        if not fine and extent > 1:
+            raise _bad_stride(name, t, axis, stride * item)
 
 
-def _check_stride(name: str, t: TensorArg, axis: int, stride_bytes: int) -> None:
-    what = f"{name}: stride of axis {axis} ({_AXES[name].split(', ')[axis]}) is {t.strides[axis]} elements"
+def _bad_stride(name: str, t: TensorArg, axis: int, stride_bytes: int) -> ProblemError:
+    """What is wrong with one stride."""
+    what = f"{name}: stride of axis {axis} ({_AXES[name][axis]}) is {t.strides[axis]} elements"
     if stride_bytes < 0:
-        raise ProblemError(f"{what}; negative strides are not supported; copy the tensor")
+        return ProblemError(f"{what}; negative strides are not supported; copy the tensor")
     if stride_bytes == 0 and name in ("out", "lse"):
-        raise ProblemError(f"{what}; an output must not write one element twice; allocate it without expanding")
-    if name == "lse":
-        return
-    if axis == len(t.shape) - 1:
-        if t.strides[axis] != 1:
-            raise ProblemError(f"{what}; the last axis must be contiguous (stride 1); copy the tensor")
-    elif stride_bytes % TMA_ALIGN_BYTES:
-        raise ProblemError(
-            f"{what} = {stride_bytes} bytes; it must be a multiple of {TMA_ALIGN_BYTES} bytes; pad the rows"
-        )
-    elif stride_bytes >= TMA_STRIDE_LIMIT_BYTES:
-        raise ProblemError(
+        return ProblemError(f"{what}; an output must not write one element twice; allocate it without expanding")
+    if axis == len(t.shape) - 1 and name != "lse":
+        return ProblemError(f"{what}; the last axis must be contiguous (stride 1); copy the tensor")
+    if stride_bytes >= TMA_STRIDE_LIMIT_BYTES:
+        return ProblemError(
             f"{what} = {stride_bytes} bytes; the TMA unit addresses strides below 2^40 = {TMA_STRIDE_LIMIT_BYTES}; "
             f"use a smaller buffer"
         )
+    return ProblemError(
+        f"{what} = {stride_bytes} bytes; it must be a multiple of {TMA_ALIGN_BYTES} bytes; pad the rows"
+    )

@@ -33,8 +33,8 @@ def stream_handle(stream: Any, tensor: Any, needed: bool = True) -> int:
 
 def _current_stream(tensor: Any, needed: bool) -> int:
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-        return int(torch._C._cuda_getCurrentRawStream(tensor.get_device()))
+    if torch is not None and isinstance(tensor, torch.Tensor) and (device := tensor.get_device()) >= 0:
+        return torch._C._cuda_getCurrentRawStream(device)
     if needed:
         raise ProblemError("stream: not given, and q is no torch tensor; pass the raw handle (0: default stream)")
     return 0

@@ -1,0 +1,224 @@
+"""A CUDA launch with its arguments laid out in memory: what remains per call is a context check and one driver call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DriverError
+from . import cuda_errors
+from .driver import Device, PackedLaunch, TensorMapArgs
+
+if TYPE_CHECKING:
+    from .cuda import CudaDriver, CudaKernel
+
+MAP_BYTES = 128
+MAP_ALIGN = 64
+SMALL_MAP_BYTES = 128 * 1024
+_QWORD1_BIT = 1 << 21  # "bit 85" of a tensor map
+
+
+def needs_bit_85_cleared(args: TensorMapArgs, device: Device) -> bool:
+    """Whether the driver may have set bit 85 of this map wrongly.
+
+    Some drivers set it for tensors under 128 KiB that are not dense, which gives sporadic illegal accesses on Blackwell
+    (NVIDIA release notes of 595.71.05). The bit means that the tensor spans 128 KiB or more, so clearing it for smaller
+    ones is right with any driver; it is reserved before Blackwell.
+    """
+    return device.compute_capability[0] >= 10 and args.span_bytes < SMALL_MAP_BYTES
+
+
+def clear_bit_85(map_address: int) -> None:
+    """Clear bit 85 (bit 21 of the second 64-bit word) of the tensor map in memory at `map_address`."""
+    word = ctypes.c_uint64.from_address(map_address + 8)
+    word.value &= ~_QWORD1_BIT
+
+
+_FORMATS = {"pointer": "Q", "i64": "q", "i32": "i", "f32": "f"}
+
+
+class Layout:
+    """Where the arguments of one list of kinds lie in a block, and the pointers to them behind.
+
+    An array of pointers (`kernelParams`) is right whatever offsets the cubin has; a packed buffer is not, since offsets
+    depend on the architecture. Maps lie on 64-byte boundaries.
+    """
+
+    __slots__ = ("block_type", "kinds", "offsets", "pointers", "pointers_at")
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self.kinds = kinds
+        offsets, size = [], 0
+        for kind in kinds:
+            align, kind_bytes = (MAP_ALIGN, MAP_BYTES) if kind == "tensor_map" else (8, 8)
+            size = -(-size // align) * align
+            offsets.append(size)
+            size += kind_bytes
+        self.offsets, self.pointers_at = tuple(offsets), size
+        self.pointers = struct.Struct(f"{len(kinds)}Q")
+        self.block_type: Any = ctypes.c_char * (size + self.pointers.size + MAP_ALIGN)
+
+
+layout_of = functools.lru_cache(maxsize=64)(Layout)
+
+
+class ArgumentBlock:
+    """Kernel arguments in memory, and the array of pointers to them. Nothing is written once the block is in use.
+
+    base: address of the first argument, 64-byte aligned. params: what the driver takes as `kernelParams`.
+    """
+
+    __slots__ = ("base", "layout", "memory", "params", "shift")
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.memory = layout.block_type()
+        start = ctypes.addressof(self.memory)
+        self.base = base = -(-start // MAP_ALIGN) * MAP_ALIGN
+        self.shift = base - start
+        self.params = base + layout.pointers_at
+        layout.pointers.pack_into(
+            self.memory, self.shift + layout.pointers_at, *[base + offset for offset in layout.offsets]
+        )
+
+    @classmethod
+    def of(cls, packed: PackedLaunch, maps: list[bytes | None]) -> ArgumentBlock:
+        """The block of a packed launch; maps[i] holds the bytes of argument i if it is a tensor map."""
+        block = cls(layout_of(packed.kinds))
+        for offset, kind, value, encoded in zip(block.layout.offsets, packed.kinds, packed.args, maps, strict=True):
+            if encoded is not None:
+                ctypes.memmove(block.base + offset, encoded, MAP_BYTES)
+            else:
+                struct.pack_into(_FORMATS[kind], block.memory, block.shift + offset, value)
+        return block
+
+    def copy(self) -> ArgumentBlock:
+        """A block of its own with the same arguments."""
+        block = ArgumentBlock(self.layout)
+        ctypes.memmove(block.base, self.base, self.layout.pointers_at)
+        return block
+
+
+class Shared:
+    """What launches of one geometry share: everything but addresses. configs: stream -> launch configuration."""
+
+    __slots__ = ("configs", "context", "current", "device", "driver", "handle", "kernel", "launch", "lock", "packed")
+
+    def __init__(
+        self, driver: CudaDriver, kernel: CudaKernel, packed: PackedLaunch, device: Device, context: int
+    ) -> None:
+        self.driver, self.kernel, self.packed, self.device, self.context = driver, kernel, packed, device, context
+        self.launch, self.current, self.handle = driver.api.cuLaunchKernelEx, driver.api.cuCtxGetCurrent, kernel.handle
+        self.configs: dict[int, Any] = {}
+        self.lock = threading.Lock()
+
+
+class CudaLaunch:
+    """A prepared launch on one device: calling it is a context check and one driver call. Any thread may call it."""
+
+    __slots__ = ("_block", "_moves", "_params", "_shared")
+
+    def __init__(self, shared: Shared, block: ArgumentBlock) -> None:
+        self._shared, self._block, self._params = shared, block, block.params
+        self._moves: Moves | None = None
+
+    def __call__(self, stream: int) -> None:
+        """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError."""
+        shared = self._shared
+        config = shared.configs.get(stream)
+        if config is None:
+            config = self._config(stream)
+        result, current = shared.current()
+        if not result and int(current) == shared.context:
+            (result,) = shared.launch(config, shared.handle, self._params, 0)
+        else:
+            with shared.driver.context(shared.device.ordinal) as context:
+                shared.driver.enter(shared.kernel, context)
+                (result,) = shared.launch(config, shared.handle, self._params, 0)
+        if result:
+            raise self._error(result)
+
+    def rebind(self, addresses: Mapping[str, int]) -> CudaLaunch:
+        """The same launch on tensors of the same geometry at other addresses. Raises DriverError."""
+        shared = self._shared
+        with shared.lock:
+            if self._moves is None:
+                self._moves = Moves(shared, self._block.copy())
+            return CudaLaunch(shared, self._moves.to(addresses))
+
+    def _config(self, stream: int) -> Any:
+        """A launch configuration per stream, so that calls from several threads share nothing that changes."""
+        shared = self._shared
+        api, packed = shared.driver.api, shared.packed
+        config = api.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = packed.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = packed.block
+        config.sharedMemBytes = packed.dynamic_smem_bytes
+        config.hStream = api.CUstream(stream)
+        if packed.cluster != (1, 1, 1):
+            attribute = api.CUlaunchAttribute()
+            attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            cluster = attribute.value.clusterDim
+            cluster.x, cluster.y, cluster.z = packed.cluster
+            config.attrs, config.numAttrs = [attribute], 1
+        else:
+            config.numAttrs = 0
+        if len(shared.configs) > 64:  # streams come and go; handles are reused
+            shared.configs = {}
+        shared.configs[stream] = config
+        return config
+
+    def _error(self, result: Any) -> DriverError:
+        shared = self._shared
+        packed = shared.packed
+        return cuda_errors.error(
+            shared.driver.api, result,
+            f"{packed.kernel}: launch of grid {packed.grid}, block {packed.block}, cluster {packed.cluster}, "
+            f"{packed.dynamic_smem_bytes} B shared memory on {shared.device.describe()} from {shared.kernel.where}",
+        )  # fmt: skip
+
+
+class Moves:
+    """Writes new addresses into a scratch block, of which each launch gets a copy. The caller holds the lock.
+
+    cuTensorMapReplaceAddress gives the bytes of a fresh encoding at a third of its cost; bit 85 is cleared again.
+    """
+
+    __slots__ = ("_api", "_maps", "_pointers", "_scratch")
+
+    def __init__(self, shared: Shared, scratch: ArgumentBlock) -> None:
+        self._api, self._scratch = shared.driver.api, scratch
+        self._maps: list[
+            tuple[str, Any, int]
+        ] = []  # tensor, the map in the scratch block, its address if bit 85 counts
+        self._pointers: list[tuple[str, int]] = []
+        packed = shared.packed
+        for name, kind, arg, offset in zip(
+            packed.names, packed.kinds, packed.args, scratch.layout.offsets, strict=True
+        ):
+            at = scratch.base + offset
+            if isinstance(arg, TensorMapArgs):
+                small = needs_bit_85_cleared(arg, shared.device)
+                self._maps.append((arg.memory, self._api.CUtensorMap(at), at if small else 0))
+            elif kind == "pointer" and arg:
+                self._pointers.append((name, scratch.shift + offset))
+
+    def to(self, addresses: Mapping[str, int]) -> ArgumentBlock:
+        """A block with these addresses. Raises DriverError."""
+        replace, scratch = self._api.cuTensorMapReplaceAddress, self._scratch
+        for tensor, view, small in self._maps:
+            (result,) = replace(view, addresses[tensor])
+            if result:
+                raise cuda_errors.error(self._api, result, f"{tensor}: tensor map at {addresses[tensor]:#x}")
+            if small:
+                clear_bit_85(small)
+        for tensor, offset in self._pointers:
+            _POINTER.pack_into(scratch.memory, offset, addresses[tensor])
+        return scratch.copy()
+
+
+_POINTER = struct.Struct("Q")

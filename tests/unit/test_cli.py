@@ -140,6 +140,7 @@ def test_list_shows_the_coverage_matrix(tmp_path):
 
 
 def test_c02_a_hole_against_the_spec_is_an_error(tmp_path):
+    """C02 (NVIDIA/TensorRT-LLM#17911): a missing kernel is shown, never papered over."""
     make_bundle(tmp_path / "b")
     result = run("list", tmp_path / "b", CORE, "--json")
     data = json.loads(result.stdout)["spec"]
@@ -211,7 +212,7 @@ def test_render_prints_one_source_or_writes_many(tmp_path):
 
 
 def test_build_dry_run_lists_variants_and_ends_with_the_path(tmp_path):
-    """C09: what would be built is visible without building."""
+    """C09 (flashinfer#1067, #876): what would be built is visible without building."""
     result = run("build", CORE, "-o", tmp_path / "out dir (1)", "--dry-run")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == str(tmp_path / "out dir (1)" / "core-0.1.0")

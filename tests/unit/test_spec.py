@@ -158,6 +158,7 @@ CHANGES = {
 
 
 def test_a04_every_field_changes_the_key():
+    """A04 (flash-attention#2566): two specs that differ in one field are two kernels."""
     assert set(CHANGES) == {f.name for f in dataclasses.fields(KernelSpec)} - {"source"}
     digests = {RESOLVED.digest}
     for name, value in CHANGES.items():
@@ -168,6 +169,7 @@ def test_a04_every_field_changes_the_key():
 
 
 def test_a06_the_key_encoding_is_injective():
+    """A06 (triton-lang/triton#1592, tinygrad#15811)."""
     specs = [
         RESOLVED.replace(dtype=dtype, mask=mask)
         for dtype, mask in (('a","mask":"b', "c"), ("a", 'b","x":"c'), ("a|b", "c"), ("a", "b|c"), ("a,b", "c"))

@@ -98,6 +98,7 @@ def test_one_problem(line, part):
 
 
 def test_c04_a_float_written_1e_3_is_a_number_and_its_quoted_form_a_type_error():
+    """C04 (beetbox/confuse#91, Reed-CompBio/spras#484): 1e-3 is never text."""
     for text in ("1e-3", "1.0e-3", "0.001", "+1E-3", ".001"):
         assert read_text(ENTRY + f"    rescale_threshold: {text}\n", "s").specs[0].rescale_threshold == 0.001
     (found,) = entry_problems('rescale_threshold: "0.001"')
@@ -176,6 +177,7 @@ def test_launch_values_with_a_flag_name_the_flag():
     "arch", ["103a", "sm_103a", "90a", "99z", "100f", "sm_100", "100", "110a", "120a", "sm_120a", "SM_100A", "10.0"]
 )
 def test_a02_c01_archs_are_an_explicit_list(arch):
+    """A02 (vllm-project/flash-attention#138, sglang#25564), C01 (huggingface/kernels#720): no silent no-op."""
     (found,) = problems(ENTRY.replace("kernels:", f"archs: [100a, {arch}]\nkernels:"))
     assert found.startswith("s.yaml:3: archs[1]: ")
     assert "accepted are sm_100a (also sm100a, 100a, 10.0a)" in found
@@ -189,6 +191,7 @@ def test_a02_spellings_of_a_built_arch(arch):
 
 @pytest.mark.parametrize("dim", ["16", "40", "72", "80", "100", "120", "136", "192", "256", "{qk: 64, v: 128}"])
 def test_h04_h05_head_dims_without_a_kernel_are_refused_with_the_list(dim):
+    """H04 (turboderp-org/exllamav3#316), H05 (flash-attention#1963, #1959)."""
     (found,) = problems(ENTRY.replace("head_dim: 128", f"head_dim: {dim}"))
     assert found.startswith(f"s.yaml:6: kernels[0].head_dim: {dim}: not supported for fmha_fwd on sm_100a")
     assert "built are 64, 96, 128, {qk: 192, v: 128}" in found
@@ -228,6 +231,7 @@ def test_other_values_without_a_template_are_refused_by_name():
     ],
 )
 def test_c10_a_clash_is_one_sentence_that_names_both_fields(lines, fields):
+    """C10 (TensorRT-LLM#17911, vllm#42669)."""
     found = [p for p in entry_problems(*lines) if "not built yet" not in p]
     assert len(found) == 1
     assert all(field in found[0] for field in fields)
@@ -235,6 +239,7 @@ def test_c10_a_clash_is_one_sentence_that_names_both_fields(lines, fields):
 
 
 def test_c10_flags_take_no_settings():
+    """C10."""
     (found,) = entry_problems("sink: {dtype: bf16}")
     assert "kernels[0].sink: a mapping where true or false is needed" in found
 
@@ -322,3 +327,14 @@ def test_bytes_that_are_not_utf8(tmp_path):
     path.write_bytes(b"edition: 2026\n# \xff\n")
     with pytest.raises(SpecError, match="byte 16 is not UTF-8"):
         read_specs([path])
+
+
+def test_h08_p06_unsupported_combinations_are_answered_when_the_spec_is_read():
+    """H08 (pytorch#195603, vllm#42669), P06 (flash-attention#2615, sglang#35757): never found at run time."""
+    text = ENTRY.replace("head_dim: 128", "head_dim: 256") + "    paged_kv: true\n    page_size: [1, 16, 528]\n"
+    found = problems(text)
+    assert [p.split(": ")[1:3] for p in found] == [
+        ["kernels[0].head_dim", "256"],
+        ["kernels[0].paged_kv", "true"],
+    ]
+    assert "not supported for fmha_fwd on sm_100a" in found[0] and "not built yet" in found[1]

@@ -1,0 +1,1 @@
+"""Native code for straight-line runs of register instructions (LLVM through llvmlite)."""

@@ -1,0 +1,69 @@
+"""What the simulator reports: findings, faults, and the result of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..errors import SimError
+from .counters import Counters
+
+
+@dataclass(slots=True)
+class Finding:
+    """One problem, at the first place it was seen. severity: "fault" (the run stopped), "error" or "warning".
+
+    kind: a stable identifier (see docs/simulator.md). line: PTX line; loc: (source file, line) or None. count: times seen.
+    """
+
+    kind: str
+    message: str
+    severity: str
+    cta: int
+    warp: int
+    role: str
+    line: int
+    loc: tuple[str, int] | None
+    text: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        who = f"CTA {self.cta} warp {self.warp}" + (f" ({self.role})" if self.role else "")
+        src = f" [{self.loc[0]}:{self.loc[1]}]" if self.loc else ""
+        times = f" (seen {self.count} times)" if self.count > 1 else ""
+        at = f"PTX line {self.line}{src}: {self.text}" if self.line else "end of run"
+        return f"{self.severity} {self.kind}: {who}, {at}: {self.message}{times}"
+
+
+class Fault(Exception):
+    """Stops a run; becomes Result.fault."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(slots=True)
+class Result:
+    """Outcome of a run. findings: everything reported, the fault last; counters: what was executed, by warp and loop.
+
+    ticks: simulated scheduler time (warp instructions plus waiting). steps: warp instructions executed.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    fault: Finding | None = None
+    counters: Counters = field(default_factory=Counters)
+    ticks: int = 0
+    steps: int = 0
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [f for f in self.findings if f.severity != "warning"]
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def raise_for_findings(self) -> None:
+        """Raise SimError with every error, when there is one."""
+        if self.errors:
+            raise SimError("\n".join(str(f) for f in self.errors))

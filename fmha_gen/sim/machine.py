@@ -1,0 +1,432 @@
+"""The machine: CTAs and clusters of warps under a seeded scheduler, with asynchronous units and reports.
+
+One tick is one warp instruction. A seed draws the scheduling quantum, the mean delay of every asynchronous unit and the
+chance that a successful try_wait reports failure. Every seed must give the same results for a correct kernel.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SimError
+from . import hb
+from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
+from .clocks import Access, Components
+from .codegen.builder import FAULT_UNINIT
+from .counters import Counters
+from .counting import collect
+from .findings import Fault, Finding, Result
+from .memory import GlobalMemory, History, SharedMemory, TensorMemory
+from .program import Program, Step
+from .ptx import Instr
+from .tensormap import TensorMap
+from .warp import Wait, Warp
+
+POOL_REGISTERS = 65536
+MAX_SMEM_BYTES = 233472  # 228 KiB: 227 KiB for the CTA and 1 KiB that the system keeps
+BLOCKED = object()  # a machine operation returns this to be run again after the warp is woken
+SLEEP = object()  # ... and this when it is finished but the warp must sleep before the next one
+
+_KINDS = {"seg": 0, "op": 1, "bra": 2, "exit": 3, "trap": 4}
+
+
+@dataclass(eq=False, slots=True)
+class Params:
+    """Launch parameters as bytes, and the tensor maps among them by offset."""
+
+    data: NDArray[np.uint8]
+    maps: dict[int, TensorMap]
+
+
+class Cta:
+    """One CTA: shared and tensor memory, barriers, warps."""
+
+    def __init__(self, machine: Machine, cluster: Cluster, number: int, coords: tuple[int, int, int], rank: int) -> None:
+        self.machine, self.cluster, self.number, self.coords, self.rank = machine, cluster, number, coords, rank
+        self.smem = SharedMemory(machine.smem_bytes)
+        self.tmem = TensorMemory()
+        self.mbars: dict[int, Mbarrier] = {}
+        self.named: dict[int, NamedBarrier] = {}
+        self.warps: list[Warp] = []
+        self.live = 0
+        self.pool_free = 0
+        self.alloc_waiters: list[Warp] = []
+        self.pool_waiters: list[Warp] = []
+
+
+class Cluster:
+    """The CTAs of one cluster, which share clock components and the cluster barrier."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        size = machine.cluster_size
+        warps = size * machine.warps_per_cta
+        self.number = number
+        self.comps = Components(6 * warps + 160 * size)
+        self.barrier = ClusterBarrier()
+        self.ctas: list[Cta] = []
+        self.queues: dict[tuple[int, int], object] = {}
+
+    def live_warps(self) -> int:
+        return sum(c.live for c in self.ctas)
+
+
+class Machine:
+    """Runs one launch. Constructed by `launch.run`."""
+
+    def __init__(self, program: Program, memory: GlobalMemory, params: Params, grid: tuple[int, int, int],
+                 block: tuple[int, int, int], cluster: tuple[int, int, int], smem_bytes: int, registers: int,
+                 roles: dict[int, str], seed: int, isa: bool, max_steps: int) -> None:  # fmt: skip
+        self.program, self.memory, self.params = program, memory, params
+        self.grid, self.block, self.cluster_dims = grid, block, cluster
+        self.cluster_size = cluster[0] * cluster[1] * cluster[2]
+        self.threads = block[0] * block[1] * block[2]
+        self.warps_per_cta = -(-self.threads // 32)
+        self.smem_bytes, self.registers, self.roles = smem_bytes, registers, roles
+        self.isa, self.max_steps = isa, max_steps
+        self.rng = random.Random(seed)
+        self.quantum = self.rng.choice((3, 30, 300))
+        self.spurious = self.rng.choice((0.0, 0.2))
+        self.delays = {u: self.rng.choice((0, 20, 200, 2000)) for u in ("tma", "store", "mma", "bulk", "cp")}
+        self.now = 0
+        self.executed = 0
+        self.sequence = 0
+        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.ready: list[Warp] = []
+        self.findings: dict[tuple[str, int, int], Finding] = {}
+        self.current: Warp | None = None
+        self.event_instr: tuple[Warp, Instr] | None = None
+        self.warp_counts: dict[int, list[int]] = {}
+        self.kinds = [_KINDS[s.kind] for s in program.steps]
+
+    # -- reports --------------------------------------------------------------------------------------------------
+    def report(self, kind: str, message: str, severity: str = "error", at: tuple[Warp, Instr] | None = None) -> None:
+        """Record a finding at `at` (default: the running instruction), once per kind, place and warp."""
+        warp, instr = at or self.place()
+        line = instr.line if instr is not None else 0
+        key = (kind, line, warp.index if warp is not None else -1)
+        if key in self.findings:
+            self.findings[key].count += 1
+            return
+        self.findings[key] = Finding(
+            kind, message, severity, warp.cta.number if warp else -1, warp.index if warp else -1,
+            warp.role if warp else "", line, instr.loc if instr else None, instr.text if instr else "")  # fmt: skip
+
+    def place(self) -> tuple[Warp, Instr]:
+        if self.event_instr is not None:
+            return self.event_instr
+        assert self.current is not None
+        return self.current, self.current.instr
+
+    def relaxed(self) -> str:
+        """Severity of what the ISA asks for but register dependencies give: an error in profile "isa"."""
+        return "error" if self.isa else "warning"
+
+    # -- access checks --------------------------------------------------------------------------------------------
+    def read(self, access: Access, history: History, cells: NDArray[np.int64], what: str, name: Callable[[int], str],
+             comps: Components, at: tuple[Warp, Instr] | None = None) -> None:  # fmt: skip
+        code, cell = access.read(history, cells)
+        if code:
+            self._describe(code, cell, access, history, what, name, comps, at)
+
+    def write(self, access: Access, history: History, cells: NDArray[np.int64], what: str, name: Callable[[int], str],
+              comps: Components, at: tuple[Warp, Instr] | None = None) -> None:  # fmt: skip
+        code, cell = access.write(history, cells)
+        if code:
+            self._describe(code, cell, access, history, what, name, comps, at)
+            history.w_comp[cells], history.w_clock[cells], history.w_pc[cells] = access.comp, access.clock, access.pc
+
+    def _describe(self, code: int, cell: int, access: Access, history: History, what: str, name: Callable[[int], str],
+                  comps: Components, at: tuple[Warp, Instr] | None) -> None:  # fmt: skip
+        if code == hb.UNINIT:
+            self.report(f"{what.split()[0]}-uninit", f"{what} of {name(cell)}, which was never written", at=at)
+            return
+        instrs = self.program.kernel.instrs
+        if code in (hb.RACE, hb.UNFENCED):
+            other = f"the write by {comps.names[history.w_comp[cell]]} at {instrs[history.w_pc[cell]].where()}"
+        else:
+            second = code == hb.UNFENCED_READ
+            rows = [r for r, c in enumerate(history.r_comps)
+                    if history.r_clock[r][cell] > (access.second_vc if second else access.hb)[c] and (not second or access.second[c])]  # fmt: skip
+            r = rows[0] if rows else 0
+            other = f"the read by {comps.names[history.r_comps[r]]} at {instrs[history.r_pc[r][cell]].where()}"
+        if code in (hb.RACE, hb.RACE_READ):
+            self.report("race", f"{what} of {name(cell)} is not ordered after {other}", at=at)
+        else:
+            severity = self.relaxed() if access.second_kind == "tcgen05-fence" else "error"
+            missing = {"proxy": "no fence.proxy.async covers it",
+                       "tcgen05-fence": "tcgen05.fence::before_thread_sync and ::after_thread_sync do not both lie between"}  # fmt: skip
+            self.report(access.second_kind, f"{what} of {name(cell)} comes after {other}, but {missing[access.second_kind]}", severity, at)
+
+    # -- events ---------------------------------------------------------------------------------------------------
+    def later(self, unit: str, run: Callable[[], None], at: tuple[Warp, Instr]) -> None:
+        """Run `run` after a random delay of asynchronous unit `unit`."""
+        mean = self.delays[unit]
+        delay = int(self.rng.random() * 2 * mean) if mean else 0
+
+        def event() -> None:
+            self.event_instr = at
+            run()
+            self.event_instr = None
+
+        heapq.heappush(self.events, (self.now + delay, self.sequence, event))
+        self.sequence += 1
+
+    def wake(self, warps: list[Warp]) -> None:
+        for warp in warps:
+            if warp.wait is not None:
+                warp.wait = None
+                self.ready.append(warp)
+
+    def settle(self, bar: Mbarrier) -> None:
+        if bar.pending == 0 and bar.tx == 0:
+            self.wake(bar.settle())
+
+    # -- running --------------------------------------------------------------------------------------------------
+    def run_cluster(self, cluster: Cluster) -> None:
+        """Run a cluster until all its warps have left and its asynchronous work is done."""
+        self.ready = [w for c in cluster.ctas for w in c.warps]
+        rng = self.rng
+        while True:
+            while self.events and self.events[0][0] <= self.now:
+                heapq.heappop(self.events)[2]()
+            if not self.ready:
+                if self.events:
+                    self.now = max(self.now, self.events[0][0])
+                    continue
+                if cluster.live_warps():
+                    self.deadlock(cluster)
+                break
+            k = int(rng.random() * len(self.ready))
+            warp = self.ready[k]
+            self.current = warp
+            self.run_warp(warp, self.quantum)
+            if warp.done or warp.wait is not None:
+                self.ready.remove(warp)
+            if self.executed > self.max_steps:
+                raise Fault("livelock", f"more than {self.max_steps} warp instructions executed; {self.dump(cluster)}")
+
+    def run_warp(self, w: Warp, quantum: int) -> None:
+        """Run `w` until it sleeps, ends or has used up `quantum` instructions."""
+        steps, kinds, counts = self.program.steps, self.kinds, w.counts
+        limit = self.now + quantum
+        pc = w.pc
+        while self.now < limit:
+            if pc == w.reconverge:
+                pc = self.pop(w)
+                if w.done:
+                    break
+                continue
+            step = steps[pc]
+            if w.hazard and w.hazard & step.touched:
+                w.instr, w.step_pc = step.instr, pc
+                self.force_loads(w, step)
+            kind = kinds[pc]
+            if kind == 0:
+                err = step.native(w.base, w.active)  # type: ignore[misc]
+                counts[pc] += 1
+                self.now += step.count
+                if err:
+                    self.segment_fault(w, step, err)
+                pc = step.next
+            elif kind == 1:
+                w.instr, w.step_pc, w.pc = step.instr, pc, pc
+                self.now += 1
+                guard = step.instr.guard
+                mask = w.active
+                if guard is not None:
+                    value = int(w.words[guard.offset // 4])
+                    mask &= ~value if step.instr.guard_negated else value
+                out = step.run(w, mask) if mask else None  # type: ignore[misc]
+                if out is BLOCKED:
+                    break
+                counts[pc] += 1
+                pc = step.next
+                if out is SLEEP:
+                    w.pc = pc
+                    break
+            elif kind == 2:
+                counts[pc] += 1
+                self.now += 1
+                pc = self.branch(w, step)
+            else:
+                counts[pc] += 1
+                self.now += 1
+                w.instr, w.step_pc = step.instr, pc
+                pc = self.leave(w, step, kind == 4)
+                if w.done:
+                    break
+        w.pc = pc
+        w.executed += self.now - (limit - quantum)
+        self.executed += self.now - (limit - quantum)
+
+    def guard_mask(self, w: Warp, step: Step) -> int:
+        guard = step.instr.guard
+        if guard is None:
+            return w.active
+        value = int(w.words[guard.offset // 4])
+        return w.active & (~value if step.instr.guard_negated else value)
+
+    def branch(self, w: Warp, step: Step) -> int:
+        taken = self.guard_mask(w, step)
+        if taken == w.active:
+            return step.target
+        if not taken:
+            return step.next
+        sides = [(step.target, taken), (step.next, w.active & ~taken)]
+        if self.rng.random() < 0.5:
+            sides.reverse()
+        join = step.reconverge
+        w.stack.append((join, w.active, w.reconverge))
+        for pc, mask in sides:
+            if pc != join:
+                w.stack.append((pc, mask, join))
+        return self.pop(w)
+
+    def pop(self, w: Warp) -> int:
+        """Continue with the next entry of the SIMT stack that has live lanes; ends the warp when there is none."""
+        while w.stack:
+            pc, mask, w.reconverge = w.stack.pop()
+            w.active = mask & ~w.exited
+            if w.active and pc >= 0:
+                return pc
+        self.end_warp(w)
+        return w.pc
+
+    def leave(self, w: Warp, step: Step, trap: bool) -> int:
+        mask = self.guard_mask(w, step)
+        if mask and trap:
+            raise Fault("trap", f"{step.instr.opcode} executed by lanes {mask:#010x}")
+        w.exited |= mask
+        w.active &= ~mask
+        return step.next if w.active else self.pop(w)
+
+    def end_warp(self, w: Warp) -> None:
+        w.done = True
+        w.active = 0
+        self.warp_end_checks(w)
+        w.cta.live -= 1
+        self.wake(w.cta.cluster.barrier.settle(w.cta.cluster.live_warps()))
+
+    def segment_fault(self, w: Warp, step: Step, err: int) -> None:
+        w.instr = self.program.kernel.instrs[step.first + (err >> 4) - 1]
+        if err & 15 == FAULT_UNINIT:
+            raise Fault("reg-uninit", "reads a register that this lane never wrote")
+        raise Fault("partial-warp", f"executed by lanes {w.active:#010x}, which are not exactly the lanes of its member mask")
+
+    def force_loads(self, w: Warp, step: Step) -> None:
+        """A step touches registers of a tcgen05.ld that was not waited for."""
+        touched = step.touched
+        for load in w.loads:
+            if load.regs & touched:
+                self.report("tcgen05-ld-unwaited", f"uses registers of {load.instr.where()} with no tcgen05.wait::ld between",
+                            self.relaxed(), (w, self.first_touching(step, load.regs)))  # fmt: skip
+                self.finish_loads(w, load.sequence)
+                break
+
+    def first_touching(self, step: Step, regs: int) -> Instr:
+        from .program import uses_defs
+
+        for ins in self.program.kernel.instrs[step.first : step.first + step.count]:
+            reads, writes = uses_defs(ins)
+            if (reads | writes) & regs:
+                return ins
+        return step.instr
+
+    def finish_loads(self, w: Warp, through: int) -> None:
+        """Deliver every pending tcgen05.ld up to sequence number `through`; the warp has observed them."""
+        rest = []
+        for load in w.loads:
+            if load.sequence <= through:
+                if load.run is not None:
+                    load.run()
+            else:
+                rest.append(load)
+        w.loads = rest
+        w.hazard = 0
+        for load in rest:
+            w.hazard |= load.regs
+        w.learn_tcgen(w.comp_ld, through)
+
+    # -- endings --------------------------------------------------------------------------------------------------
+    def warp_end_checks(self, w: Warp) -> None:
+        at = (w, w.instr)
+        if w.loads:
+            self.finish_loads(w, w.ld_sequence)
+        for store in w.stores:
+            if store.run is not None:
+                store.run()
+            self.report("tcgen05-st-unwaited", "the warp ends without tcgen05.wait::st after this store", self.relaxed(), (w, store.instr))
+        w.stores = []
+        if w.bulk_open.lanes or any(g.unread for g in w.bulk_groups):
+            self.report("bulk-exit", "the warp ends while bulk stores may still read its shared memory: no "
+                        "cp.async.bulk.wait_group(.read) covers them", at=at)  # fmt: skip
+
+    def end_cluster(self, cluster: Cluster) -> None:
+        for queue in cluster.queues.values():
+            queue.finish()  # type: ignore[attr-defined]
+        for cta in cluster.ctas:
+            last = (cta.warps[0], cta.warps[0].instr)
+            for start, cols in sorted(cta.tmem.blocks.items()):
+                self.report("tmem-leak", f"CTA {cta.number} ends with tensor-memory columns {start}+{cols} allocated", at=last)
+            for bar in cta.mbars.values():
+                if bar.tx:
+                    self.report("mbar-tx", f"CTA {cta.number} ends with {bar.state()}: transaction bytes do not match",
+                                "error" if self.isa else "warning", at=last)  # fmt: skip
+            self._registers_by_group(cta)
+
+    def _registers_by_group(self, cta: Cta) -> None:
+        for first in range(0, len(cta.warps), 4):
+            group = cta.warps[first : first + 4]
+            if any(g.setmaxnreg_history != group[0].setmaxnreg_history for g in group):
+                text = ", ".join(f"warp {g.index}: {g.setmaxnreg_history}" for g in group)
+                self.report("setmaxnreg-group", f"warps of one warpgroup set different registers ({text})", at=(group[0], group[0].instr))
+
+    def dump(self, cluster: Cluster) -> str:
+        """What every live warp waits for, and all mbarriers."""
+        lines = []
+        for cta in cluster.ctas:
+            for w in cta.warps:
+                if not w.done:
+                    ins = w.instr
+                    why = f"waits for {w.wait.detail()}" if w.wait else "runs"
+                    lines.append(f"  {w.who()} {why}, at {ins.where()}")
+            lines += [f"  CTA {cta.number} {bar.state()}" for _, bar in sorted(cta.mbars.items())]
+            lines += [f"  CTA {cta.number} {bar.state()}" for _, bar in sorted(cta.named.items()) if bar.arrived]
+        return "\n".join(lines)
+
+    def deadlock(self, cluster: Cluster) -> None:
+        stuck = [w for c in cluster.ctas for w in c.warps if not w.done]
+        self.current = stuck[0]
+        raise Fault("deadlock", f"no warp can run and nothing is in flight\n{self.dump(cluster)}")
+
+    def run_cta(self, number: int, make: Callable[[Machine, int], Cluster]) -> None:
+        """Run cluster `number` of the grid whole."""
+        cluster = make(self, number)
+        self.run_cluster(cluster)
+        self.end_cluster(cluster)
+        for cta in cluster.ctas:
+            for w in cta.warps:
+                total = self.warp_counts.setdefault(w.index, [0] * len(w.counts))
+                self.warp_counts[w.index] = [a + b for a, b in zip(total, w.counts, strict=True)]
+
+    def result(self) -> Result:
+        findings = sorted(self.findings.values(), key=lambda f: (f.severity != "fault", f.severity == "warning"))
+        counters: Counters = collect(self.program, self.warp_counts, self.roles)
+        return Result(findings, None, counters, self.now, self.executed)
+
+    def fault(self, fault: Fault) -> Finding:
+        warp, instr = self.place()
+        return Finding(fault.kind, str(fault), "fault", warp.cta.number, warp.index, warp.role, instr.line, instr.loc, instr.text)
+
+
+def sleep(w: Warp, what: str, detail: Callable[[], str]) -> None:
+    w.wait = Wait(what, detail)
+
+
+__all__ = ["BLOCKED", "SLEEP", "Cluster", "Cta", "Machine", "Params", "SimError", "sleep"]

@@ -1,0 +1,408 @@
+"""Barriers, mbarriers, fences, setmaxnreg, and the operations that only order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..barriers import MAX_COUNT, Mbarrier, NamedBarrier
+from ..clocks import ASYNC, HB, TCGEN
+from ..findings import Fault
+from ..machine import BLOCKED, SLEEP, Cta, sleep
+from ..program import Program
+from ..ptx import Address, Imm, Instr, Reg, Sink, Unsupported
+from ..warp import FULL, Warp
+from .common import (Parts, address_scalar, first_lane, generic_shared, lanes_of, predicate, resolve_shared, scalar,
+                     set_predicate)  # fmt: skip
+
+Run = Callable[[Warp, int], object]
+
+
+def need_full(w: Warp, mask: int, what: str) -> None:
+    """Aligned instructions need every live lane of the warp."""
+    if mask | w.exited != FULL:
+        raise Fault("partial-warp", f"{what} executed by lanes {mask:#010x} only; every lane of the warp must take part")
+
+
+# -- named barriers -----------------------------------------------------------------------------------------------
+def make_bar(program: Program, ins: Instr) -> Run | None:
+    parts = Parts(ins)
+    if parts.take("cluster"):
+        return make_cluster_barrier(ins, parts)
+    if parts.take("warp"):
+        return make_warp_barrier(program, ins, parts)
+    parts.take("cta")
+    op = parts.need("sync", "arrive", "red")
+    aligned = bool(parts.take("aligned")) or ins.parts[0] == "bar"
+    if op == "red":
+        raise Unsupported(ins, "barrier reductions are not modelled")
+    parts.done()
+    number = scalar(program, ins, ins.operands[0])
+    count = scalar(program, ins, ins.operands[1]) if len(ins.operands) > 1 else None
+    if op == "arrive" and count is None:
+        raise Unsupported(ins, "arrive needs a thread count")
+
+    def run(w: Warp, mask: int) -> object:
+        cta = w.cta
+        if aligned:
+            need_full(w, mask, ins.opcode)
+        lane = first_lane(mask)
+        n = number(w, lane)
+        if n > 15:
+            raise Fault("bar-count", f"named barrier {n}: a CTA has 16")
+        bar = cta.named.setdefault(n, NamedBarrier(n))
+        whole = mask | w.exited == FULL
+        threads = 32 if whole else mask.bit_count()
+        expected = count(w, lane) if count is not None else -(-cta.machine.threads // 32) * 32
+        if bar.join(w, threads, expected, op == "sync"):
+            woken = bar.complete()
+            cta.machine.wake([x for x in woken if x is not w])
+            return None
+        if op == "arrive":
+            return None
+        sleep(w, "bar", bar.state)
+        return SLEEP
+
+    return run
+
+
+def make_warp_barrier(program: Program, ins: Instr, parts: Parts) -> Run:
+    parts.need("sync")
+    parts.done()
+    members = scalar(program, ins, ins.operands[0])
+
+    def run(w: Warp, mask: int) -> None:
+        want = members(w, first_lane(mask)) & ~w.exited
+        if want != mask:
+            raise Fault("partial-warp", f"bar.warp.sync of lanes {want:#010x} executed by lanes {mask:#010x}")
+
+    return run
+
+
+def make_cluster_barrier(ins: Instr, parts: Parts) -> Run:
+    op = parts.need("arrive", "wait")
+    relaxed = parts.take("relaxed")
+    parts.take("release", "acquire")
+    aligned = parts.take("aligned")
+    parts.done()
+
+    def arrive(w: Warp, mask: int) -> None:
+        need_full(w, mask, ins.opcode)
+        bar = w.cta.cluster.barrier
+        bar.arrive(w, w.fence_vc if relaxed else w.release())
+        w.cta.machine.wake(bar.settle(w.cta.cluster.live_warps()))
+
+    def wait(w: Warp, mask: int) -> object:
+        need_full(w, mask, ins.opcode)
+        bar = w.cta.cluster.barrier
+        if w.cluster_phase is None:
+            raise Fault("cluster-barrier", f"wait without an arrive; {bar.state()}")
+        if bar.phase == w.cluster_phase:
+            bar.waiting.append(w)
+            sleep(w, "cluster barrier", bar.state)
+            return BLOCKED
+        w.cluster_phase = None
+        assert bar.completed is not None
+        w.acquire(bar.completed)
+        return None
+
+    del aligned
+    return arrive if op == "arrive" else wait
+
+
+# -- mbarriers ----------------------------------------------------------------------------------------------------
+def find_mbar(w: Warp, address: int, cluster: bool, what: str) -> tuple[Cta, Mbarrier]:
+    """The mbarrier at a shared address; checks that its initialisation is ordered before this use."""
+    cta, local = resolve_shared(w, address, cluster, what)
+    bar = cta.mbars.get(local)
+    if bar is None:
+        raise Fault("mbar-unknown", f"{what}: no mbarrier was initialised at shared address {local:#x} of CTA {cta.number}")
+    if bar.init_clock > w.vc[HB, bar.init_comp]:
+        cta.machine.report("mbar-init-order", f"{what} of {bar.where()} is not ordered after its mbarrier.init")
+    return cta, bar
+
+
+def async_mbar(w: Warp, address: int, cluster: bool, what: str) -> tuple[Cta, Mbarrier]:
+    """As find_mbar, for use by an asynchronous unit: the initialisation must be fenced for it too."""
+    cta, bar = find_mbar(w, address, cluster, what)
+    if bar.init_clock > w.vc[ASYNC, bar.init_comp] and bar.init_clock <= w.vc[HB, bar.init_comp]:
+        cta.machine.report("mbar-init-fence", f"{what} of {bar.where()}: no fence.mbarrier_init or fence.proxy.async after its mbarrier.init")
+    return cta, bar
+
+
+def arrive(cta: Cta, bar: Mbarrier, count: int, message: NDArray[np.uint32] | None) -> None:
+    bar.arrive(count, message)
+    cta.machine.settle(bar)
+
+
+def _space(parts: Parts) -> bool | None:
+    """True for shared::cluster, False for shared::cta, None for generic."""
+    space = parts.take("shared", "shared::cta", "shared::cluster")
+    return None if space is None else space == "shared::cluster"
+
+
+def mbar_address(program: Program, ins: Instr, op: object, cluster: bool | None) -> Callable[[Warp, int], tuple[int, bool]]:
+    """(shared-space address, may be remote) of an mbarrier operand."""
+    address = address_scalar(program, ins, op)
+    if cluster is not None:
+        return lambda w, lane: (address(w, lane) & 0xFFFFFFFF, cluster)
+
+    def generic(w: Warp, lane: int) -> tuple[int, bool]:
+        shared = generic_shared(address(w, lane))
+        if shared is None:
+            raise Fault("mbar-unknown", f"{ins.opcode}: generic address {address(w, lane):#x} is not in shared memory")
+        return shared, True
+
+    return generic
+
+
+def make_mbarrier(program: Program, ins: Instr) -> Run:
+    parts = Parts(ins)
+    op = parts.need("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count")
+    expect = op == "arrive" and bool(parts.take("expect_tx"))
+    nocomplete = bool(parts.take("noComplete"))
+    parity = bool(parts.take("parity"))
+    relaxed = bool(parts.take("relaxed"))
+    parts.take("release", "acquire")
+    parts.take("cta", "cluster")
+    space = _space(parts)
+    parts.take("b64")
+    parts.done()
+    if op in ("arrive_drop", "pending_count") or nocomplete:
+        raise Unsupported(ins, f"mbarrier.{op} of this form is not modelled")
+    if op in ("init", "inval"):
+        return _init(program, ins, space, op == "inval")
+    if op in ("test_wait", "try_wait"):
+        return _wait(program, ins, space, parity, relaxed, op == "try_wait")
+    return _arrive(program, ins, space, op, expect, relaxed)
+
+
+def _init(program: Program, ins: Instr, space: bool | None, invalidate: bool) -> Run:
+    address = mbar_address(program, ins, ins.operands[0], space)
+    count = None if invalidate else scalar(program, ins, ins.operands[1])
+
+    def run(w: Warp, mask: int) -> None:
+        for lane in lanes_of(mask):
+            at, remote = address(w, lane)
+            cta, local = resolve_shared(w, at, remote, ins.opcode)
+            cta.smem.check(local, 8, 8, ins.opcode)
+            old = cta.mbars.pop(local, None)
+            cta.smem.mbar_words[local // 4 : local // 4 + 2] = not invalidate
+            if count is None:
+                if old is None:
+                    raise Fault("mbar-unknown", f"mbarrier.inval: no mbarrier at {local:#x}")
+                continue
+            if old is not None:
+                cta.machine.report("mbar-init", f"mbarrier.init over a live {old.state()}")
+            n = count(w, lane)
+            if not 1 <= n <= MAX_COUNT:
+                raise Fault("mbar-count", f"mbarrier.init with count {n}; 1 to {MAX_COUNT} are allowed")
+            comps = cta.cluster.comps
+            comp = old.comp if old is not None else comps.add(f"phase of mbarrier {local:#x}")
+            cta.mbars[local] = Mbarrier(local, n, comp, comps, w.comp, w.clock())
+
+    return run
+
+
+def _arrive(program: Program, ins: Instr, space: bool | None, op: str, expect: bool, relaxed: bool) -> Run:
+    operands = list(ins.operands)
+    state = operands.pop(0) if not isinstance(operands[0], Address) else None
+    address = mbar_address(program, ins, operands[0], space)
+    extra = scalar(program, ins, operands[1]) if len(operands) > 1 else None
+    if (expect or op in ("expect_tx", "complete_tx")) and extra is None:
+        raise Unsupported(ins, "transaction count missing")
+
+    def run(w: Warp, mask: int) -> None:
+        lanes = lanes_of(mask)
+        message = None
+        if op == "arrive":
+            message = w.fence_vc.copy() if relaxed else w.release()
+            if relaxed:
+                message[TCGEN] = w.vc[TCGEN]
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for lane in lanes:
+            groups.setdefault(address(w, lane), []).append(lane)
+        for (at, remote), members in groups.items():
+            cta, bar = find_mbar(w, at, remote, ins.opcode)
+            phase = bar.phase
+            for lane in members:
+                value = extra(w, lane) if extra is not None else 1
+                if op == "complete_tx":
+                    bar.complete_tx(value, w.release())
+                elif op == "expect_tx":
+                    bar.expect(value)
+                elif expect:
+                    bar.expect(value - (1 << 32) if value >> 31 else value)
+            if op == "arrive":
+                count = len(members) if expect or extra is None else sum(extra(w, lane) for lane in members)
+                bar.arrive(count, message)
+            cta.machine.settle(bar)
+            if isinstance(state, Reg):
+                for lane in members:
+                    w.words[state.offset // 4 + lane] = phase & 0xFFFFFFFF
+                    w.words[state.offset // 4 + 32 + lane] = 0
+
+    if state is not None and not isinstance(state, Reg | Sink):
+        raise Unsupported(ins, f"state operand {state!r} is not a register")
+    return run
+
+
+def _wait(program: Program, ins: Instr, space: bool | None, parity: bool, relaxed: bool, blocking: bool) -> Run:
+    dst = ins.operands[0]
+    if not isinstance(dst, Reg) or dst.width != 1:
+        raise Unsupported(ins, "a wait needs a predicate destination")
+    address = mbar_address(program, ins, ins.operands[1], space)
+    token = scalar(program, ins, ins.operands[2], 32 if parity else 64)
+
+    def run(w: Warp, mask: int) -> object:
+        machine = w.cta.machine
+        lane = first_lane(mask)
+        if mask & (mask - 1) and not _uniform(w, mask, address, token):
+            return run_lanes(w, mask)
+        at, remote = address(w, lane)
+        cta, bar = find_mbar(w, at, remote, ins.opcode)
+        value = token(w, lane)
+        if parity and value > 1:
+            raise Fault("mbar-parity", f"parity operand {value}; 0 or 1 are allowed ({bar.state()})")
+        done = bar.passed(value) if parity else bar.phase != value
+        if done and machine.spurious and blocking and machine.rng.random() < machine.spurious:
+            set_predicate(w, dst, mask, 0)
+            return None
+        if not done and blocking:
+            bar.waiters.append(w)
+            want = f"parity {value}" if parity else f"phase {value}"
+            sleep(w, "mbar", lambda: f"{want} of CTA {cta.number} {bar.state()}")
+            return BLOCKED
+        if done:
+            _acquire(w, bar, relaxed)
+        set_predicate(w, dst, mask, FULL if done else 0)
+        return None
+
+    def run_lanes(w: Warp, mask: int) -> None:
+        for lane in lanes_of(mask):
+            at, remote = address(w, lane)
+            _, bar = find_mbar(w, at, remote, ins.opcode)
+            value = token(w, lane)
+            done = bar.passed(value) if parity else bar.phase != value
+            if done:
+                _acquire(w, bar, relaxed)
+            set_predicate(w, dst, 1 << lane, FULL if done else 0)
+
+    return run
+
+
+def _uniform(w: Warp, mask: int, address: Callable[[Warp, int], tuple[int, bool]], token: Callable[[Warp, int], int]) -> bool:
+    lanes = lanes_of(mask)
+    first = address(w, lanes[0]), token(w, lanes[0])
+    last = address(w, lanes[-1]), token(w, lanes[-1])
+    if first != last:
+        return False
+    return all((address(w, k), token(w, k)) == first for k in lanes[1:-1:7])
+
+
+def _acquire(w: Warp, bar: Mbarrier, relaxed: bool) -> None:
+    if not relaxed:
+        w.acquire(bar.completed)
+        return
+    np.maximum(w.vc[TCGEN], bar.completed[TCGEN], out=w.vc[TCGEN])
+    pending = bar.completed if w.relaxed_vc is None else np.maximum(w.relaxed_vc, bar.completed)
+    w.relaxed_vc = pending.copy()
+
+
+# -- fences and the rest --------------------------------------------------------------------------------------------
+def fence_proxy_async(w: Warp) -> None:
+    """Generic writes that the warp knows of become visible to the async proxy."""
+    np.maximum(w.vc[ASYNC], w.vc[HB], out=w.vc[ASYNC])
+    w.vc[HB, w.comp] += np.uint32(1)
+
+
+def fence_memory(w: Warp) -> None:
+    if w.relaxed_vc is not None:
+        w.acquire(w.relaxed_vc)
+        w.relaxed_vc = None
+    w.fence_vc = w.release()
+
+
+def make_fence(program: Program, ins: Instr) -> Run:
+    parts = Parts(ins)
+    if parts.take("mbarrier_init"):
+        parts.take("release")
+        parts.take("cluster")
+        parts.done()
+
+        def init(w: Warp, mask: int) -> None:
+            np.maximum(w.vc[ASYNC], w.vc[HB], out=w.vc[ASYNC])
+            fence_memory(w)
+
+        return init
+    if parts.take("proxy"):
+        kind = parts.need("async", "alias", "tensormap::generic", "async::generic")
+        parts.take("global", "shared::cta", "shared::cluster")
+        parts.take("acquire", "release")
+        parts.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
+        parts.take("cta", "cluster", "gpu", "sys")
+        where = ins.parts[-1]
+        parts.done()
+        if kind == "async" and where != "global":
+            return lambda w, mask: fence_proxy_async(w)
+        if kind == "async":
+            return lambda w, mask: None
+        raise Unsupported(ins, f"fence.proxy.{kind} is not modelled")
+    parts.take("sc", "acq_rel", "acquire", "release", "gl", "cta", "sys")
+    parts.take("cta", "cluster", "gpu", "sys", "gl")
+    parts.done()
+    return lambda w, mask: fence_memory(w)
+
+
+def make_setmaxnreg(program: Program, ins: Instr) -> Run:
+    parts = Parts(ins)
+    inc = parts.need("inc", "dec") == "inc"
+    parts.take("sync")
+    parts.take("aligned")
+    parts.take("u32")
+    parts.done()
+    value = ins.operands[0]
+    if not isinstance(value, Imm) or value.bits % 8 or not 24 <= value.bits <= 256:
+        raise Unsupported(ins, f"register count {value!r} is not a multiple of 8 from 24 to 256")
+    regs = value.bits
+
+    def run(w: Warp, mask: int) -> object:
+        cta = w.cta
+        need_full(w, mask, ins.opcode)
+        need = (regs - w.num_regs) * 32
+        if (need < 0) if inc else (need > 0):
+            raise Fault("setmaxnreg", f"setmaxnreg.{'inc' if inc else 'dec'} {regs} while the warp has {w.num_regs}")
+        if need > cta.pool_free:
+            cta.pool_waiters.append(w)
+            total = cta.machine.registers * len(cta.warps) * 32
+            sleep(w, "registers", lambda: f"{need} registers of the CTA's pool ({cta.pool_free} of {total} free)")
+            return BLOCKED
+        cta.pool_free -= need
+        w.num_regs = regs
+        w.setmaxnreg_history.append(regs)
+        if need < 0 and cta.pool_waiters:
+            waiters, cta.pool_waiters = cta.pool_waiters, []
+            cta.machine.wake(waiters)
+        return None
+
+    return run
+
+
+def make_nop(program: Program, ins: Instr) -> Run:
+    return lambda w, mask: None
+
+
+def make_griddepcontrol(program: Program, ins: Instr) -> Run:
+    """Programmatic dependent launch: kernels run one after the other here, so both forms are no-ops."""
+    parts = Parts(ins)
+    parts.need("wait", "launch_dependents")
+    parts.done()
+    return lambda w, mask: None
+
+
+TABLE = {"bar": make_bar, "barrier": make_bar, "mbarrier": make_mbarrier, "fence": make_fence, "membar": make_fence,
+         "setmaxnreg": make_setmaxnreg, "nanosleep": make_nop, "griddepcontrol": make_griddepcontrol}  # fmt: skip
+
+__all__ = ["TABLE", "arrive", "async_mbar", "find_mbar", "mbar_address", "need_full", "predicate"]

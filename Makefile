@@ -5,11 +5,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
-PYTEST_ARGS ?= -n $(JOBS)
+PYTEST_ARGS ?= -n auto
 
 .PHONY: bundle test lint types clean
 .DEFAULT_GOAL := bundle
@@ -26,8 +25,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	touch $@ $(VENV)/.installed-build
 
 bundle: $(VENV)/.installed-build
-	$(BIN)/fmha-gen build specs/core.yaml -o out -j $(JOBS) | tee out-path.tmp
-	bundle="$$(tail -n 1 out-path.tmp)"; rm -f out-path.tmp; $(BIN)/fmha-gen verify "$$bundle" --quick
+	log="$$(mktemp)"; trap 'rm -f "$$log"' EXIT; \
+	$(BIN)/fmha-gen build specs/core.yaml -o out | tee "$$log"; \
+	$(BIN)/fmha-gen verify "$$(tail -n 1 "$$log")" --quick
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -121,12 +121,12 @@ def _read_bundle(root: Map, problems: Problems) -> BundleHeader | None:
         problems.add(node.line, "bundle", "a mapping is needed", "a bundle has a name and a version", example)
         return None
     _check_keys(node, BUNDLE_KEYS, "bundle", problems)
-    name = _read_text(node, "name", NAME_PATTERN, "lower-case letters and digits, words joined by _ or -", problems)
-    version = _read_text(node, "version", VERSION_PATTERN, "numbers joined by dots, as 1.0.0 or 1.0.0rc1", problems)
+    name = _header_text(node, "name", NAME_PATTERN, "lower-case letters and digits, words joined by _ or -", problems)
+    version = _header_text(node, "version", VERSION_PATTERN, "numbers joined by dots, as 1.0.0 or 1.0.0rc1", problems)
     return BundleHeader(name, version) if name and version else None
 
 
-def _read_text(node: Map, key: str, pattern: re.Pattern[str], rule: str, problems: Problems) -> str | None:
+def _header_text(node: Map, key: str, pattern: re.Pattern[str], rule: str, problems: Problems) -> str | None:
     value, path = node.get(key), f"bundle.{key}"
     if value is None:
         problems.add(node.line, path, "missing", rule)

@@ -98,7 +98,7 @@ class Machine:
         self.sequence = 0
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.ready: list[Warp] = []
-        self.findings: dict[tuple[str, int, int], Finding] = {}
+        self.findings: dict[tuple[str, int, str], Finding] = {}
         self.current: Warp | None = None
         self.event_instr: tuple[Warp, Instr] | None = None
         self.warp_counts: dict[int, list[int]] = {}
@@ -106,10 +106,10 @@ class Machine:
 
     # -- reports --------------------------------------------------------------------------------------------------
     def report(self, kind: str, message: str, severity: str = "error", at: tuple[Warp, Instr] | None = None) -> None:
-        """Record a finding at `at` (default: the running instruction), once per kind, place and warp."""
+        """Record a finding at `at` (default: the running instruction), once per kind, place and role."""
         warp, instr = at or self.place()
         line = instr.line if instr is not None else 0
-        key = (kind, line, warp.index if warp is not None else -1)
+        key = (kind, line, (warp.role or str(warp.index)) if warp is not None else "")
         if key in self.findings:
             self.findings[key].count += 1
             return

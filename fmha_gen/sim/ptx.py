@@ -114,7 +114,8 @@ class Instr:
 
     def where(self) -> str:
         src = f" ({self.loc[0]}:{self.loc[1]})" if self.loc else ""
-        return f"PTX line {self.line}{src}: {self.text}"
+        text = self.text if len(self.text) <= 100 else self.text[:97] + "..."
+        return f"PTX line {self.line}{src}: {text}"
 
 
 class Unsupported(SimError):

@@ -204,7 +204,8 @@ def _analysis_dict(a: Analysis) -> dict[str, Any]:
     return data | {"bound": {"kind": "model", **dims, **terms, "note": b.note}, "no_bound": None}
 
 
-_COUNTED = "MUFU FFMA2 FADD2 FMUL2 FMNMX FMNMX3 F2FP LDTM STTM FSEL R2P UTCHMMA HGMMA UTMALDG UTMASTG LDS STS SYNCS BAR"
+_COUNTED = """MUFU FFMA2 FADD2 FMUL2 FFMA FADD FMUL FMNMX FMNMX3 F2FP LDTM STTM FSEL R2P UTCHMMA HGMMA UTMALDG UTMASTG
+LDS STS STL LDL SYNCS BAR"""
 
 
 def tables(report: Report, every_loop: bool = False) -> list[TextTable]:

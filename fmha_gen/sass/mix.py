@@ -29,7 +29,7 @@ _UNIT_OPCODES = {
         UVIRTCOUNT ACQBULK ARRIVES""",
     "constant": "LDC LDCU",
     "control": """BRA BRX BRXU JMP JMX JMXU CALL RET EXIT BSSY BSYNC BREAK NOP YIELD KILL BPT RTT PREEXIT RPCMOV B2R
-        BMOV R2B ELECT VOTE VOTEU REDUX S2R S2UR LEPC PMTRIG""",
+        BMOV R2B ENDCOLLECTIVE ELECT VOTE VOTEU REDUX S2R S2UR LEPC PMTRIG""",
 }
 UNITS = (*_UNIT_OPCODES, "uniform", "other")
 _UNIT_OF = {opcode: unit for unit, opcodes in _UNIT_OPCODES.items() for opcode in opcodes.split()}

@@ -10,7 +10,7 @@ import os
 import tempfile
 import time
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -189,9 +189,10 @@ class SimExecutor:
         result = _result(self, host, prepared, dtype, seconds)
         last = self.driver.last_result
         if last is not None:
-            counters = self.driver.counters(last)
+            from .sim.driver import counters
+
             warnings = [str(f) for f in last.findings]
-            result = RunResult(**{**vars(result), "counters": counters, "warnings": warnings})
+            result = replace(result, counters=counters(last), warnings=warnings)
         return result
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
+import os
+from pathlib import Path
+
 import pytest
 
 
@@ -23,3 +28,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """True when golden files are to be rewritten."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="session")
+def core_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of specs/core.yaml, compiled once for all test processes; kernels come from the user's build cache.
+
+    Tests must not write to it.
+    """
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("the CuTe-DSL is not installed")
+    from fmha_gen.build import BuildOptions, build_bundle
+    from fmha_gen.resources import data_dir
+    from fmha_gen.spec import read_specs
+
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    file = read_specs([data_dir("specs") / "core.yaml"])
+    with open(shared / "core_bundle.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return build_bundle(file.bundle, file.specs, shared / "core bundle", BuildOptions(source=True)).root

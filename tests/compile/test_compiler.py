@@ -19,6 +19,7 @@ from fmha_gen.compiler import run as compiler_run
 from fmha_gen.compiler.child import _hidden_driver
 from fmha_gen.compiler.gates import Expected
 from fmha_gen.errors import CompileError, ToolchainError
+from tests.nvidia_tools import find_cuobjdump
 
 pytestmark = pytest.mark.compile
 pytest.importorskip("cutlass", reason="the CuTe-DSL is not installed")
@@ -89,7 +90,7 @@ def test_line_map_leads_to_the_source(compiled: CompiledKernel):
 
 
 def test_elf_reader_agrees_with_cuobjdump(compiled: CompiledKernel, tmp_path: Path):
-    tool = _cuobjdump()
+    tool = find_cuobjdump()
     path = tmp_path / "k.cubin"
     path.write_bytes(compiled.cubin)
     kernel = elf.read_cubin(compiled.cubin, "k").kernels[0]
@@ -254,14 +255,3 @@ def test_the_driver_is_hidden_only_while_asked():
             ctypes.CDLL("libcuda.so.1")
         assert ctypes.CDLL(None) is not None
     assert ctypes.CDLL is before
-
-
-def _cuobjdump() -> str:
-    if found := shutil.which("cuobjdump"):
-        return found
-    import nvidia
-
-    for root in nvidia.__path__:
-        for tool in Path(root).glob("*/bin/cuobjdump"):
-            return str(tool)
-    pytest.skip("cuobjdump is not installed (nvidia-cuda-cuobjdump)")

@@ -1,6 +1,6 @@
 """How many of a row's exponentials run on the FMA pipe instead of the special-function unit, and which ones.
 
-An emulated exponential is a cubic on the fraction and an integer add on the exponent, two at a time: about 3.6 issue
+An emulated exponential is a cubic on the fraction and an integer add on the exponent, two at a time: about 4 issue
 slots for one MUFU less. Every block of a kernel emulates the same elements, masked or not, so that a row gets the same
 bits wherever its blocks fall.
 """

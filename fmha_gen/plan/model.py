@@ -12,20 +12,21 @@ from .types import ModelBound
 ROWS = 128
 WARP = 32
 
-# Issue slots (SASS instructions in the unmasked loop, per 128 keys and warp) of FlashAttention-4 4.0.0b36's cubins for
-# sm_100a, built by nvidia-cutlass-dsl 4.8.1 and its ptxas 13.4: (head_dim_qk, head_dim_v) -> (correction, MMA).
-PEER_SLOTS: dict[tuple[int, int], tuple[int, int]] = {
-    (64, 64): (107, 173),
-    (96, 96): (147, 192),
-    (128, 128): (185, 202),
-    (192, 128): (185, 234),
-    (256, 256): (199, 315),
+# Issue slots (SASS instructions of the unmasked loops, per 128 keys and warp) of this project's own cubins with two Q
+# tiles, bf16, full mask, read by `fmha-gen analyze`; nvidia-cutlass-dsl 4.8.1, ptxas 13.4.59, sm_100a, 2026-11-30. A
+# test compares them with what the templates give today. (head_dim_qk, head_dim_v) -> (correction, MMA).
+LOOP_SLOTS: dict[tuple[int, int], tuple[int, int]] = {
+    (64, 64): (114, 148),
+    (96, 96): (160, 182),
+    (128, 128): (204, 221),
+    (192, 128): (202, 271),
 }
-# The same cubins' softmax loops have 485 to 544 slots; without 3.6 for each emulated exponential they all leave 457
-# +-2 (15 spill instructions of one shape aside).
-SOFTMAX_BASE_SLOTS = 457.0
-EMULATED_SLOTS = 3.6
-# MUFU operations per row and block of those cubins; a variant may use as many even where 85% of the MMA term is less.
+# The softmax loop has 418 to 421 slots without emulation, whatever the head dimensions, and (571 - 418) / 38 to
+# (510 - 421) / 22 more per emulated exponential: the FMA-pipe exponential itself, its clamp, minus the MUFU.
+SOFTMAX_BASE_SLOTS = 420.0
+EMULATED_SLOTS = 4.04
+# MUFU operations per row and block of FlashAttention-4 4.0.0b36's cubins, same compiler and target; a variant may use
+# as many even where 85% of the MMA term is less.
 PEER_MUFU: dict[tuple[int, int, str], int] = {
     (64, 64, "full"): 113,
     (64, 64, "causal"): 113,
@@ -61,12 +62,10 @@ def issue_clk(softmax_slots: float, correction_slots: float, mma_slots: float) -
     return 2 * softmax_slots + correction_slots + mma_slots
 
 
-def peer_slots(head_dim_qk: int, head_dim_v: int) -> tuple[int, int]:
+def loop_slots(head_dim_qk: int, head_dim_v: int) -> tuple[int, int]:
     """(correction, MMA) slots: recorded ones, else lines through them (within 8% of each recorded figure)."""
-    found = PEER_SLOTS.get((head_dim_qk, head_dim_v))
-    if found:
-        return found
-    return round(28 + 157 * min(head_dim_v, ROWS) / ROWS), round(136 + (head_dim_qk + head_dim_v) * 0.3)
+    found = LOOP_SLOTS.get((head_dim_qk, head_dim_v))
+    return found or (round(24 + 1.4 * head_dim_v), round(0.96 * (head_dim_qk + ROWS) - 36))
 
 
 def mufu_per_row(tile_n: int, emulated_elems: int) -> int:
@@ -98,8 +97,8 @@ def bound(
 
 
 def predict(head_dim_qk: int, head_dim_v: int, tile_n: int, emulated_elems: int, arch: Arch) -> ModelBound:
-    """The bound of a kernel with the peer's slot costs and a given number of emulated exponentials."""
-    correction, mma = peer_slots(head_dim_qk, head_dim_v)
+    """The bound of a kernel of this project with a given number of emulated exponentials, before it exists."""
+    correction, mma = loop_slots(head_dim_qk, head_dim_v)
     softmax = SOFTMAX_BASE_SLOTS * tile_n / ROWS + EMULATED_SLOTS * emulated_elems
     mufu = mufu_per_row(tile_n, emulated_elems)
     return bound(head_dim_qk, head_dim_v, tile_n, mufu, round(softmax, 1), correction, mma, arch)

@@ -121,10 +121,12 @@ def test_either_q_stage_serves_and_rows_say_which_is_better() -> None:
     assert dataclasses.replace(two.serves, min_rows=0) == dataclasses.replace(one.serves, max_rows=None)
 
 
-# head dims, mask -> emulated exponentials, MUFU per row: from slots 457 + 3.6 e, 85% of MMA or the peer's count.
+# head dims, mask -> emulated exponentials, MUFU per row. d64: 16 (129 - e) clocks of MUFU and 2 (420 + 4.04 e) + 114 + 148
+# slots meet at e = 40; d96: MUFU under MMA's 1536 needs e >= 33; d128: 85% of 2048 allows 108 MUFU, the peer has 113 in
+# causal; (192, 128): 85% of 2560 allows 136.
 EXP2 = [
-    (64, 64, "full", 38, 91),
-    (64, 64, "causal", 38, 91),
+    (64, 64, "full", 40, 89),
+    (64, 64, "causal", 40, 89),
     (96, 96, "full", 34, 95),
     (128, 128, "full", 22, 107),
     (128, 128, "causal", 16, 113),
@@ -186,17 +188,16 @@ def test_model_terms() -> None:
     assert model.issue_clk(515, 107, 173) == 1310
     b = model.bound(64, 64, 128, 113, 515, 107, 173, B200)
     assert (b.bound_clk, b.limiter) == (1808, "MUFU")
-    assert model.predict(64, 64, 128, 38, B200).bound_clk <= 1500
-    assert model.predict(96, 96, 128, 34, B200).bound_clk <= 1540
+    assert model.predict(64, 64, 128, 40, B200).bound_clk == pytest.approx(1425.2)
+    assert model.predict(96, 96, 128, 34, B200).bound_clk == 1536
 
 
 def test_unrecorded_shapes_get_slots_from_the_lines() -> None:
-    for (d, dv), (correction, mma) in model.PEER_SLOTS.items():
-        if dv <= 128:
-            line = (round(28 + 157 * dv / 128), round(136 + (d + dv) * 0.3))
-            assert abs(line[0] / correction - 1) < 0.08
-            assert abs(line[1] / mma - 1) < 0.08
-    assert model.peer_slots(32, 32) == (67, 155)
+    for (d, dv), (correction, mma) in model.LOOP_SLOTS.items():
+        assert abs(round(24 + 1.4 * dv) / correction - 1) < 0.08
+        assert abs(round(0.96 * (d + 128) - 36) / mma - 1) < 0.08
+    assert model.loop_slots(32, 32) == (69, 118)
+    assert model.loop_slots(128, 128) == (204, 221)
 
 
 def test_autos_are_resolved_and_explained() -> None:

@@ -158,3 +158,21 @@ def store_shared_v4(addr: Int32, values) -> None:
 
 def store_global_f32(addr: Int64, value: Float32) -> None:
     inline_ptx("st.global.f32 [{$r0}], {$r1};", read_only_args=[addr, value])
+
+
+def store_matrices(addr: Int32, values) -> None:
+    """stmatrix: four 8 x 8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8."""
+    inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[addr, *values]
+    )
+
+
+def load_matrices(addr: Int32) -> list[Int32]:
+    """ldmatrix: four 8 x 8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8."""
+    return list(
+        inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[addr],
+        )
+    )

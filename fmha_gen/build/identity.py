@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -14,14 +13,12 @@ from ..compiler import CompileJob, identity
 from ..manifest import Generator
 from ..resources import checkout_root
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-
 
 def build_digest(job: CompileJob) -> str:
     """SHA-256 over all that a kernel's bytes depend on.
 
-    id and source (so spec and templates), what the gates expect, the device helpers and the compiler driver's code,
-    and the toolchain. As JSON, in which no two different sets of strings read alike.
+    id and source (so spec and templates), what the gates expect, the code of device helpers and compiler driver, and
+    the toolchain. As JSON, in which no two different sets of strings read alike.
     """
     want = job.expected
     parts = {
@@ -29,19 +26,10 @@ def build_digest(job: CompileJob) -> str:
         "source": hashlib.sha256(job.source.encode()).hexdigest(),
         "expected": [want.arch, want.symbol, [list(p) for p in want.params], want.threads, want.registers],
         "tmem_cols": job.tmem_cols,
-        "device": folder_digest(_PACKAGE / "device"),
-        "compiler": folder_digest(_PACKAGE / "compiler"),
+        "code": job.code,
         "toolchain": identity(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
-
-
-@functools.cache
-def folder_digest(folder: Path) -> str:
-    """SHA-256 of a folder's Python files: relative names and contents, no times."""
-    files = sorted(p for p in folder.rglob("*.py"))
-    listing = [[p.relative_to(folder).as_posix(), hashlib.sha256(p.read_bytes()).hexdigest()] for p in files]
-    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
 def generator() -> Generator:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..bundle import KernelFiles, write_bundle
-from ..compiler import DSL_VERSION, MIN_DRIVER, CompiledKernel, CompileJob, compile_kernel, kill_running
+from ..compiler import DSL_VERSION, MIN_DRIVER, CompiledKernel, CompileJob, code_digest, compile_kernel, kill_running
 from ..compiler.gates import Expected
 from ..compiler.toolchain import python_version
 from ..errors import CompileError, PlanError, SpecError
@@ -146,10 +146,11 @@ def _prepare(specs: Sequence[KernelSpec], options: BuildOptions, cache: BuildCac
         plans = chosen
     if not plans:
         raise SpecError(["no kernel to build: the spec files expand to nothing; check archs, include and exclude"])
-    return [_item(p, options, cache) for p in plans]
+    code = code_digest()
+    return [_item(p, code, options, cache) for p in plans]
 
 
-def _item(plan: KernelPlan, options: BuildOptions, cache: BuildCache) -> _Item:
+def _item(plan: KernelPlan, code: str, options: BuildOptions, cache: BuildCache) -> _Item:
     rendered = render(plan)
     expected = Expected(
         arch=plan.spec.arch,
@@ -164,6 +165,7 @@ def _item(plan: KernelPlan, options: BuildOptions, cache: BuildCache) -> _Item:
         expected=expected,
         tmem_cols=plan.tmem_alloc_cols,
         log_dir=str(cache.log_dir),
+        code=code,
         time_limit_s=options.time_limit_s,
     )
     return _Item(plan, rendered, job, build_digest(job))

@@ -6,6 +6,7 @@ Each call starts one child process with a folder of its own (see `child` for why
 
 from __future__ import annotations
 
+from .code import code_digest
 from .linemap import SOURCE_NAME, LineMap
 from .run import CompiledKernel, CompileJob, compile_kernel, kill_running
 from .toolchain import CUDA_MAJOR, DSL_VERSION, MIN_DRIVER, identity
@@ -18,6 +19,7 @@ __all__ = [
     "CompileJob",
     "CompiledKernel",
     "LineMap",
+    "code_digest",
     "compile_kernel",
     "identity",
     "kill_running",

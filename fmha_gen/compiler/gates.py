@@ -18,6 +18,7 @@ from ..sass.disasm import disassemble
 _PAIRED = (
     ("setmaxnreg", re.compile(r"\bsetmaxnreg\."), re.compile(r"^USETMAXREG\b")),
     ("tcgen05.mma", re.compile(r"\btcgen05\.mma\."), re.compile(r"^UTC[A-Z]*MMA\b")),
+    ("wgmma", re.compile(r"\bwgmma\.mma_async\."), re.compile(r"^[A-Z]GMMA\b")),
     ("TMA load", re.compile(r"\bcp\.async\.bulk\.tensor\.\dd\.shared"), re.compile(r"^UTMALDG\b")),
     ("TMA store", re.compile(r"\bcp\.async\.bulk\.tensor\.\dd\.global"), re.compile(r"^UTMASTG\b")),
 )

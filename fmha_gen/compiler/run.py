@@ -19,6 +19,7 @@ from ..errors import BundleError, CompileError, ToolchainError
 from ..manifest import Resources
 from . import gates, linemap, toolchain
 from .child import ANSI
+from .code import code_digest
 
 DEFAULT_TIME_LIMIT_S = 600.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ class CompileJob:
     """One kernel to compile; plain data, so that any executor can carry it.
 
     id: names the kernel in errors. source: rendered module text. tmem_cols: what the plan allocates, for the record.
-    log_dir: folder that keeps the log and the source of a failed kernel.
+    log_dir: folder that keeps the log and the source of a failed kernel. code: `code_digest()` of whoever made the job.
     """
 
     id: str
@@ -38,6 +39,7 @@ class CompileJob:
     expected: gates.Expected
     tmem_cols: int
     log_dir: str
+    code: str
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
 
 
@@ -61,17 +63,28 @@ def compile_kernel(job: CompileJob) -> CompiledKernel:
     stack is missing or is not the pinned one.
     """
     toolchain.identity()
+    _check_code(job, "before")
     start = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="fmha-gen-") as folder:
             work = Path(folder)
             result = _run_child(job, work)
+            _check_code(job, "while")
             return _gate(job, work, result, time.perf_counter() - start)
     except OSError as e:
         raise CompileError(
             f"{job.id}: {e.strerror or e} ({e.filename or tempfile.gettempdir()}); compiling needs a folder to write, "
             f"with some MiB free: free some space, or set TMPDIR"
         ) from None
+
+
+def _check_code(job: CompileJob, when: str) -> None:
+    """The child imports helpers from disk: they must be those that the job's build digest stands for."""
+    if code_digest() != job.code:
+        raise CompileError(
+            f"{job.id}: fmha_gen/device or /compiler changed {when} it was compiled, or differs on this worker; "
+            "build again with files that stay as they are"
+        )
 
 
 def _run_child(job: CompileJob, work: Path) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fmha_gen import elf
-from fmha_gen.compiler import CompiledKernel, CompileJob, LineMap, compile_kernel, kill_running, toolchain
+from fmha_gen.compiler import CompiledKernel, CompileJob, LineMap, code_digest, compile_kernel, kill_running, toolchain
 from fmha_gen.compiler import run as compiler_run
 from fmha_gen.compiler.child import _hidden_driver
 from fmha_gen.compiler.gates import Expected
@@ -42,7 +42,7 @@ EXPECTED = Expected("sm_100a", "fixture_sm100a_bf16_0", _params(), 512, 128)
 
 def make_job(tmp_path: Path, source: str = SOURCE, time_limit_s: float = 120.0, **expected) -> CompileJob:
     want = dataclasses.replace(EXPECTED, **expected)
-    return CompileJob("fixture", source, want, 0, str(tmp_path / "failed logs"), time_limit_s)
+    return CompileJob("fixture", source, want, 0, str(tmp_path / "failed logs"), code_digest(), time_limit_s)
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +206,16 @@ def test_running_compilers_can_be_ended(tmp_path: Path):
     kill_running()
     thread.join(20)
     assert len(errors) == 1 and "SIGKILL" in errors[0]
+
+
+def test_helpers_that_change_meanwhile_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A06: a kernel compiled from other helpers than its key stands for must not reach the cache under that key."""
+    stale = dataclasses.replace(make_job(tmp_path), code="0" * 64)
+    assert "changed before it was compiled, or differs on this worker" in refuse(stale)
+    digests = iter([code_digest(), "0" * 64])
+    monkeypatch.setattr(compiler_run, "code_digest", lambda: next(digests))
+    job = dataclasses.replace(make_job(tmp_path), code=code_digest())
+    assert "changed while it was compiled" in refuse(job)
 
 
 def test_an_unwritable_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

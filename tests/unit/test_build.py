@@ -80,7 +80,7 @@ def options(tmp_path: Path) -> BuildOptions:
 
 def job(**changes) -> CompileJob:
     expected = Expected("sm_100a", "k_0", (("tma_q", 0, 128), ("lse", 128, 8)), 512, 128)
-    base = CompileJob("fmha_fwd-x-01234567", "print(1)\n", expected, 512, "/logs")
+    base = CompileJob("fmha_fwd-x-01234567", "print(1)\n", expected, 512, "/logs", "c" * 64)
     for name, value in changes.items():
         if name in {f.name for f in dataclasses.fields(Expected)}:
             base = dataclasses.replace(base, expected=dataclasses.replace(base.expected, **{name: value}))
@@ -216,6 +216,7 @@ def test_keys_differ_in_every_part(monkeypatch: pytest.MonkeyPatch):
         {"threads": 384},
         {"registers": 168},
         {"tmem_cols": 256},
+        {"code": "d" * 64},
         {"params": (("a|b", 0, 8), ("c", 8, 8))},
         {"params": (("a", 0, 8), ("b|c", 8, 8))},
     ]
@@ -223,9 +224,6 @@ def test_keys_differ_in_every_part(monkeypatch: pytest.MonkeyPatch):
     for part in TOOLCHAIN:
         monkeypatch.setattr(identity, "identity", lambda part=part: TOOLCHAIN | {part: "other"})
         keys.append(build_digest(job()))
-    monkeypatch.setattr(identity, "identity", lambda: dict(TOOLCHAIN))
-    monkeypatch.setattr(identity, "folder_digest", lambda folder: f"changed {folder.name}")
-    keys.append(build_digest(job()))
     assert len(set(keys)) == len(keys)
     assert all(len(k) == 64 for k in keys)
 

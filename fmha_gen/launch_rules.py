@@ -55,11 +55,12 @@ def num_tiles(rows: int, problem: Sizes) -> int:
     return problem.batch * problem.num_heads_q * -(-problem.seqlen_q // rows)
 
 
-def grid(rule: Rule, problem: Sizes, num_sms: int) -> int:
+def grid(rule: Rule, problem: Sizes, num_sms: int, override: bool = False) -> int:
     """CTAs to launch, gridDim.x. 0 means that there is nothing to compute and nothing may be launched.
 
-    `num_sms` is the number of multiprocessors to lay the grid out for: the device's, or any override. Every schedule
-    strides by gridDim.x, so each value gives the same bits.
+    num_sms: multiprocessors to lay the grid out for. override: the caller chose that number, and gets at most as many
+    CTAs whatever the rule (1: one CTA walks every tile). Every schedule strides by gridDim.x, so each value gives the
+    same bits.
 
     Raises ProblemError for `num_sms` < 1 and for a grid beyond CUDA's limit; BundleError for an unknown rule.
     """
@@ -67,6 +68,8 @@ def grid(rule: Rule, problem: Sizes, num_sms: int) -> int:
         raise ProblemError(f"grid: num_sms is {num_sms}; at least 1 is needed; pass the device's multiprocessor count")
     compute = _lookup(_GRID_RULES, rule, "grid")
     size = compute(rule.constants, problem, num_sms)
+    if override:
+        size = min(size, num_sms)
     if size > MAX_GRID:
         raise ProblemError(
             f"grid: rule {rule.name!r} gives {size} CTAs for batch {problem.batch} x {problem.num_heads_q} heads x "

@@ -144,7 +144,8 @@ class Bundle:
     def _prepare(self, launch: Launch, variant: str | None, num_sms: int | None) -> PreparedLaunch:
         device = self.driver.device_of(launch.tensors)
         entry = selection.select(self.manifest, launch.problem, device, variant)
-        packed = pack(self.record(entry), launch, device.num_sms if num_sms is None else num_sms)
+        sms = device.num_sms if num_sms is None else num_sms
+        packed = pack(self.record(entry), launch, sms, override=num_sms is not None)
         if packed is None:
             return PreparedLaunch(entry.id, device, None, None)
         kernel = self._load(entry, device)
@@ -169,7 +170,8 @@ class Bundle:
         stream: raw handle (0: legacy default stream), an object with ``__cuda_stream__`` or ``cuda_stream``; None:
         torch's current stream when q is a torch tensor, otherwise an error.
         dtype: element type of tensors that hold bit patterns (numpy uint16). variant: a glob over kernel ids.
-        num_sms: multiprocessors to lay the grid out for (default: the device's); the result does not depend on it.
+        num_sms: use at most this many CTAs, as on a device of that many multiprocessors (default: the device's own);
+        the result does not depend on it.
 
         Raises ProblemError, SelectionError, BundleError, DriverError.
         """

@@ -24,10 +24,10 @@ _AXIS_INDEX = {"q": "bshd", "k": "bshd", "v": "bshd", "out": "bshd", "lse": "bhs
 _TENSOR_OF = {"o": "out"}  # a map may be recorded under the kernel's short name
 
 
-def pack(record: KernelRecord, launch: Launch, num_sms: int) -> PackedLaunch | None:
+def pack(record: KernelRecord, launch: Launch, num_sms: int, override: bool = False) -> PackedLaunch | None:
     """Arguments and geometry of one launch of the kernel of `record`; None when there are no queries: do not launch.
 
-    num_sms: multiprocessors to lay the grid out for. Raises BundleError for a parameter that this run time does not
+    num_sms, override: as `launch_rules.grid` takes them. Raises BundleError for a parameter that this run time does not
     know (the bundle is newer), SelectionError when an output is wanted that the kernel cannot write.
     """
     problem = launch.problem
@@ -36,7 +36,7 @@ def pack(record: KernelRecord, launch: Launch, num_sms: int) -> PackedLaunch | N
         raise SelectionError(f"{record.id}: lse: the kernel was built without it; set `lse: true` in the spec")
     if problem.empty:
         return None
-    grid = launch_rules.grid(record.launch.grid, problem, num_sms)
+    grid = launch_rules.grid(record.launch.grid, problem, num_sms, override)
     cluster = record.launch.cluster
     if grid % cluster[0]:
         grid += cluster[0] - grid % cluster[0]  # a grid is whole clusters; surplus CTAs find no tile

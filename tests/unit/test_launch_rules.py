@@ -42,6 +42,13 @@ def test_r11_grid_override(num_sms: int, expected: int) -> None:
     assert launch_rules.grid(ONE_PER_TILE, Sizes(), num_sms) == 48
 
 
+@pytest.mark.parametrize(("num_sms", "expected"), [(1, 1), (7, 7), (148, 48), (1000, 48)])
+def test_r11_an_override_bounds_the_grid_of_every_rule(num_sms: int, expected: int) -> None:
+    assert launch_rules.grid(ONE_PER_TILE, Sizes(), num_sms, override=True) == expected
+    assert launch_rules.grid(PERSISTENT, Sizes(), num_sms, override=True) == min(expected, 32)
+    assert launch_rules.grid(ONE_PER_TILE, Sizes(batch=0), num_sms, override=True) == 0
+
+
 @pytest.mark.parametrize("num_sms", [0, -1])
 def test_r11_no_multiprocessors_is_refused(num_sms: int) -> None:
     """R11: a count that was queried as 0 in a spawned worker must not become an empty grid."""

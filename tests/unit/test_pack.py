@@ -140,6 +140,8 @@ def test_r11_the_grid_follows_the_override_and_nothing_else_does(num_sms: int) -
     assert packed(FULL, launch(), num_sms).grid == (min(num_sms, 32), 1, 1)
     assert packed(FULL, launch(), num_sms).args == packed(FULL, launch(), 148).args
     assert packed(CAUSAL, launch(causal=True), num_sms).grid == (32, 1, 1)
+    chosen = pack(CAUSAL, launch(causal=True), num_sms, override=True)
+    assert chosen is not None and chosen.grid == (min(num_sms, 32), 1, 1)
 
 
 def test_grid_is_whole_clusters() -> None:

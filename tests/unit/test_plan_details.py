@@ -121,9 +121,9 @@ def test_either_q_stage_serves_and_rows_say_which_is_better() -> None:
     assert dataclasses.replace(two.serves, min_rows=0) == dataclasses.replace(one.serves, max_rows=None)
 
 
-# head dims, mask -> emulated exponentials, MUFU per row. d64: 16 (129 - e) clocks of MUFU and 2 (420 + 4.04 e) + 114 + 148
-# slots meet at e = 40; d96: MUFU under MMA's 1536 needs e >= 33; d128: 85% of 2048 allows 108 MUFU, the peer has 113 in
-# causal; (192, 128): 85% of 2560 allows 136.
+# head dims, mask -> emulated exponentials, MUFU per row. d64: 16 (129 - e) clocks of MUFU meet 2 (420 + 4.04 e) + 114 +
+# 148 issue slots at e = 40; d96: MUFU under MMA's 1536 needs e >= 33; d128: 85% of 2048 allows 108 MUFU, the peer has
+# 113 in causal; (192, 128): 85% of 2560 allows 136.
 EXP2 = [
     (64, 64, "full", 40, 89),
     (64, 64, "causal", 40, 89),

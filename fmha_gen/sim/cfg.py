@@ -31,11 +31,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A natural loop. header: block number; blocks: members; depth: 1 for an outermost loop."""
+    """A natural loop. header: block number; blocks: members; depth: 1 for an outermost loop; latches: its back edges.
+
+    Back edges to one header make one loop, except where their bodies are nested (a wait loop at the top of a loop).
+    """
 
     header: int
     blocks: frozenset[int]
     depth: int
+    latches: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -203,21 +207,34 @@ def _loops(blocks: list[Block]) -> list[Loop]:
             b = idom[b]
         return True
 
-    bodies: dict[int, set[int]] = {}
+    bodies: dict[int, list[tuple[set[int], set[int]]]] = {}  # header -> (body, latches)
     for block in blocks:
         if idom[block.number] < 0:
             continue
         for head in block.succs:
             if dominates(head, block.number):
-                body = bodies.setdefault(head, {head})
-                work = [block.number]
-                while work:
-                    node = work.pop()
-                    if node not in body:
-                        body.add(node)
-                        work.extend(blocks[node].preds)
-    depth = {h: sum(h in other for other in bodies.values()) for h in bodies}
-    return [Loop(h, frozenset(b), depth[h]) for h, b in sorted(bodies.items())]
+                _add_loop(bodies.setdefault(head, []), _body(blocks, head, block.number), block.number)
+    flat = [(head, body, latches) for head, found in sorted(bodies.items()) for body, latches in found]
+    depth = [sum(body <= other for _, other, _ in flat) for _, body, _ in flat]
+    return [Loop(h, frozenset(b), d, frozenset(t)) for (h, b, t), d in zip(flat, depth, strict=True)]
+
+
+def _body(blocks: list[Block], head: int, latch: int) -> set[int]:
+    body, work = {head}, [latch]
+    while work:
+        node = work.pop()
+        if node not in body:
+            body.add(node)
+            work.extend(blocks[node].preds)
+    return body
+
+
+def _add_loop(found: list[tuple[set[int], set[int]]], body: set[int], latch: int) -> None:
+    for k, (other, latches) in enumerate(found):
+        if body == other or not (body < other or other < body):
+            found[k] = (other | body, latches | {latch})
+            return
+    found.append((body, {latch}))
 
 
 def _summaries(kernel: Kernel, blocks: list[Block],

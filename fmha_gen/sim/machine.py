@@ -20,7 +20,7 @@ from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
 from .clocks import Access, Components
 from .codegen.builder import FAULT_UNINIT
 from .counters import Counters
-from .counting import collect
+from .counting import Tally, collect
 from .findings import Fault, Finding, Result
 from .memory import GlobalMemory, History, SharedMemory, TensorMemory
 from .program import Program, Step
@@ -101,7 +101,7 @@ class Machine:
         self.findings: dict[tuple[str, int, str], Finding] = {}
         self.current: Warp | None = None
         self.event_instr: tuple[Warp, Instr] | None = None
-        self.warp_counts: dict[int, list[int]] = {}
+        self.tally = Tally(len(program.steps) + 1)
         self.kinds = [_KINDS[s.kind] for s in program.steps]
 
     # -- reports --------------------------------------------------------------------------------------------------
@@ -244,6 +244,7 @@ class Machine:
                     mask &= ~value if step.instr.guard_negated else value
                 out = step.run(w, mask) if mask else None  # type: ignore[misc]
                 if out is BLOCKED:
+                    self.now -= 1
                     break
                 counts[pc] += 1
                 pc = step.next
@@ -275,9 +276,12 @@ class Machine:
     def branch(self, w: Warp, step: Step) -> int:
         taken = self.guard_mask(w, step)
         if taken == w.active:
+            w.taken[step.pc] += 1
             return step.target
+        w.falls[step.pc] += 1
         if not taken:
             return step.next
+        w.taken[step.pc] += 1
         sides = [(step.target, taken), (step.next, w.active & ~taken)]
         if self.rng.random() < 0.5:
             sides.reverse()
@@ -412,12 +416,11 @@ class Machine:
         self.end_cluster(cluster)
         for cta in cluster.ctas:
             for w in cta.warps:
-                total = self.warp_counts.setdefault(w.index, [0] * len(w.counts))
-                self.warp_counts[w.index] = [a + b for a, b in zip(total, w.counts, strict=True)]
+                self.tally.add(w.index, w.counts, w.taken, w.falls)
 
     def result(self) -> Result:
         findings = sorted(self.findings.values(), key=lambda f: (f.severity != "fault", f.severity == "warning"))
-        counters: Counters = collect(self.program, self.warp_counts, self.roles)
+        counters: Counters = collect(self.program, self.tally, self.roles)
         return Result(findings, None, counters, self.now, self.executed)
 
     def fault(self, fault: Fault) -> Finding:

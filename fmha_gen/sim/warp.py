@@ -76,6 +76,8 @@ class Warp:
         self.reconverge = -1
         self.stack: list[tuple[int, int, int]] = []
         self.counts = [0] * (len(program.steps) + 1)
+        self.taken = [0] * (len(program.steps) + 1)  # branches: times some lane took it
+        self.falls = [0] * (len(program.steps) + 1)  # ... and times some lane did not
         self.executed = 0
         self.done = False
         self.wait: Wait | None = None

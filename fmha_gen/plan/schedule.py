@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ..errors import PlanError
+from ..launch_rules import HEADS_PER_SECTION
 from ..manifest import Rule, Serves
 from ..spec import KernelSpec
 from .tiles import TILE_M
 from .types import Schedule
 
-L2_BUDGET_BYTES = 50 * 2**20  # K and V of the heads in flight; FlashAttention-4's figure
 AUTO = {"full": "static_persistent", "causal": "longest_first"}
 _SCHEDULES = {
     "static_persistent": Schedule("static_persistent", "tile = blockIdx.x; tile += gridDim.x", None),
     "longest_first": Schedule(
         "longest_first",
         "sections of heads_per_section (head, batch) pairs; in a section Q tiles from the last, pairs innermost",
-        L2_BUDGET_BYTES,
+        HEADS_PER_SECTION.constants["l2_bytes"],
     ),
 }
 _GRID_RULE = {"static_persistent": "persistent", "longest_first": "one_per_tile"}

@@ -97,5 +97,8 @@ def _print(result: RunResult, output_path: str) -> None:
     add_row(t, "device", f"{result.device} ({result.driver} driver)")
     add_row(t, "grid", grid)
     add_row(t, "seconds", f"{result.seconds:.3f}")
+    if result.counters is not None:
+        roles = (f"{role} {n}" for role, n in result.counters["roles"].items())
+        add_row(t, "instructions", f"{', '.join(roles)} ({result.counters['unit']})")
     add_row(t, "out", f"{result.dtype} {list(result.out.shape)} written to {output_path} as float32")
     out().print(t)

@@ -86,3 +86,13 @@ def test_pre_commit_has_the_pins_of_pyproject():
     assert {"ruff", "mypy"} <= {name for name, _ in hooks}
     wrong = [(name, version, pinned[name]) for name, version in hooks if name in pinned and pinned[name] != version]
     assert not wrong
+
+
+def test_every_finding_of_the_simulator_is_documented():
+    assert ROOT is not None
+    named = re.compile(r"(?:Fault|report)\(\s*\"([a-z0-9-]+)\"")
+    kinds = {k for p in (ROOT / "fmha_gen" / "sim").rglob("*.py") for k in named.findall(p.read_text())}
+    assert {"race", "deadlock", "mbar-overflow"} <= kinds
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    missing = sorted(k for k in kinds if f"`{k}`" not in page)
+    assert not missing, f"docs/simulator.md lacks {missing}"

@@ -115,11 +115,17 @@ class Bundle:
                 self.driver.check_version(self.manifest.min_driver, str(self.path))
                 self._version_checked = True
             record = self.record(entry)
-            file = record.cubin if self.driver.image == "cubin" else record.ptx
             if key not in self._loaded:
-                image = read_verified_file(self.path, file)
-                self._loaded[key] = self.driver.load(record, image, device, str(self.path / file.path))
+                self._loaded[key] = self._load_files(record, device)
             return self._loaded[key]
+
+    def _load_files(self, record: KernelRecord, device: Device) -> Any:
+        file, lines = record.cubin, None
+        if self.driver.image == "ptx":
+            file = record.ptx
+            lines = None if record.line_map is None else read_verified_file(self.path, record.line_map)
+        image = read_verified_file(self.path, file)
+        return self.driver.load(record, image, device, str(self.path / file.path), lines)
 
     # ---- launching
 

@@ -165,7 +165,9 @@ class CudaDriver:
 
     # ---- kernels
 
-    def load(self, record: KernelRecord, image: bytes, device: Device, where: str) -> CudaKernel:
+    def load(
+        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+    ) -> CudaKernel:
         """Load a kernel into the context that `device` has now, and opt in to its shared memory there.
 
         `image`: bytes whose digest was checked; `where`: their file. Its ELF must agree with the record before the

@@ -114,8 +114,13 @@ class Driver(Protocol):
     def device_of(self, tensors: Mapping[str, TensorArg]) -> Device:
         """The device that holds the tensors of a launch. Raises ProblemError or DriverError."""
 
-    def load(self, record: KernelRecord, image: bytes, device: Device, where: str) -> Any:
-        """Load a kernel so that no later launch on `device` loads anything. `image` is verified already."""
+    def load(
+        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+    ) -> Any:
+        """Load a kernel so that no later launch on `device` loads anything. `image` is verified already.
+
+        line_map: of a PTX image, for messages (see docs/bundles.md).
+        """
 
     def bind(self, kernel: Any, packed: PackedLaunch, device: Device) -> BoundLaunch:
         """Encode the tensor maps and lay the arguments out."""

@@ -12,7 +12,9 @@ A launch runs to its end before it returns. Errors that the simulator finds rais
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +36,21 @@ MAX_DYNAMIC_SMEM_BYTES = 232448
 _ELEMENTS = {"bf16": "bf16", "fp16": "f16"}
 
 
+class Lines:
+    """PTX line -> (source file, line), from a bundle's line map; empty without one."""
+
+    def __init__(self, line_map: bytes | None) -> None:
+        data = {"files": [], "spans": []} if line_map is None else json.loads(line_map)
+        self._files: list[str] = data["files"]
+        self._spans: list[list[int]] = data["spans"]
+
+    def find(self, ptx_line: int) -> tuple[str, int] | None:
+        at = bisect.bisect_right(self._spans, ptx_line, key=lambda span: span[0]) - 1
+        if at < 0 or not self._spans[at][2]:
+            return None
+        return self._files[self._spans[at][1]], self._spans[at][2]
+
+
 @dataclass(frozen=True)
 class SimKernel:
     """A kernel ready to run: its PTX, and what a launch needs of its record."""
@@ -43,6 +60,7 @@ class SimKernel:
     symbol: str
     registers: int
     roles: Mapping[int, str]
+    lines: Lines
     where: str
 
 
@@ -84,6 +102,12 @@ class SimDriver:
         at = self.memory.map(name, array, address, can_write)
         return TensorArg.contiguous(at, array.shape, kind, HOST)
 
+    def reset(self, seed: int = 0, num_sms: int | None = None) -> None:
+        """Forget all memory and take another scheduler seed, and another multiprocessor count if given."""
+        self.seed = seed
+        self.memory, self.last_result = GlobalMemory(), None
+        self._device = dataclasses.replace(self._device, num_sms=NUM_SMS if num_sms is None else num_sms)
+
     # ---- the protocol
 
     def check_version(self, min_driver: int, where: str) -> None:
@@ -102,13 +126,16 @@ class SimDriver:
                 raise ProblemError(f"{name}: on cuda:{t.device}; the simulator needs host arrays: SimDriver.place() it")
         return self._device
 
-    def load(self, record: KernelRecord, image: bytes, device: Device, where: str) -> SimKernel:
+    def load(
+        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+    ) -> SimKernel:
         """Parse and translate a kernel's PTX. Raises BundleError: no PTX; SimError: not modelled."""
         try:
             ptx = image.decode("ascii")
         except UnicodeDecodeError:
             raise BundleError(f"{where}: is no PTX text; rebuild the bundle") from None
-        kernel = SimKernel(record.id, ptx, record.symbol, record.resources.registers, roles_of(record), where)
+        lines = Lines(line_map)
+        kernel = SimKernel(record.id, ptx, record.symbol, record.resources.registers, roles_of(record), lines, where)
         prepare(Launch(ptx, (1,), (record.launch.threads,), (), entry=record.symbol))
         return kernel
 
@@ -131,6 +158,7 @@ class SimDriver:
         """Run to the end. Raises SimError with every error that was found, unless not strict."""
         result = run(launch, self.memory, self.seed, self.profile, self.ctas)
         self.last_result = result
+        _name_sources(result, kernel.lines)
         if self.strict and not result.ok:
             found = "\n".join(f"  {f}" for f in result.errors)
             raise SimError(f"{kernel.id}: seed {self.seed}: {len(result.errors)} errors in {kernel.where}:\n{found}")
@@ -177,6 +205,17 @@ def _param(kernel: SimKernel, arg: TensorMapArgs | int | float) -> Param:
         )
     except TensorMapError as e:
         raise SimError(f"{kernel.id}: {arg.tensor}: tensor map: {e}") from None
+
+
+def _name_sources(result: Result, lines: Lines) -> None:
+    """Give findings and loops of a PTX without debug information their source lines."""
+    for finding in result.findings:
+        if finding.loc is None and finding.line:
+            finding.loc = lines.find(finding.line)
+    for loops in result.counters.loops.values():
+        for loop in loops:
+            if loop.loc is None:
+                loop.loc = lines.find(loop.line)
 
 
 def roles_of(record: KernelRecord) -> dict[int, str]:

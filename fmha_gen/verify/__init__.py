@@ -1,0 +1,214 @@
+"""Verification of a bundle: every kernel executed, in the simulator or on a GPU, before anybody relies on it.
+
+`verify_bundle` runs each kernel on the problems of `cases` through the public launcher and compares with the float64
+reference. In the simulator every check is on (the ``isa`` profile): a kernel that gives right numbers by luck, with a
+fence or a wait missing, fails too. ``proof.json`` records what passed, keyed by kernel, PTX and cubin digests.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ProblemError, SelectionError, VerifyError
+from ..manifest import KernelEntry, Manifest
+from ..manifest_io import read_manifest, read_record
+from ..runtime.select import matching
+from .bench import open_bench
+from .cases import full_cases, quick_cases
+from .kernel import CaseVerdict, KernelCheck, KernelVerdict
+
+PROOF_NAME = "proof.json"
+PROOF_FORMAT = (1, 0)
+QUICK_SEEDS, FULL_SEEDS = 3, 8
+
+Progress = Callable[[KernelVerdict, int, int], None]
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """driver: ``sim`` or ``cuda``. only: glob over kernel ids. seeds: how many scheduler seeds (on a GPU: repetitions)
+    must give the same bits, default 3 quick and 8 full. quick: the short list of problems. proof: where proof.json
+    goes, default into the bundle. jobs: processes, default one per core."""
+
+    driver: str = "sim"
+    only: str | None = None
+    seeds: int | None = None
+    quick: bool = False
+    proof: str | None = None
+    jobs: int | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdicts, in the manifest's order, and where the proof was written."""
+
+    kernels: tuple[KernelVerdict, ...]
+    proof_path: str
+    driver: str
+    quick: bool
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return all(k.passed for k in self.kernels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of ``fmha-gen verify --json``."""
+        return {
+            "passed": self.passed, "driver": self.driver, "quick": self.quick, "seconds": round(self.seconds, 3),
+            "proof": self.proof_path,
+            "kernels": [
+                {
+                    "id": k.id, "passed": k.passed, "problems": list(k.problems), "cases": k.num_problems,
+                    "seeds": k.num_seeds, "worst_error": _finite(k.worst_error), "seconds": round(k.seconds, 3),
+                }
+                for k in self.kernels
+            ],
+        }  # fmt: skip
+
+
+def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Report:
+    """Verify the kernels of a bundle and write the proof. A failing kernel is in the report, not an exception.
+
+    Raises BundleError for a damaged bundle, SelectionError when `only` matches nothing, VerifyError when the proof
+    cannot be written or a worker died, DriverError where `cuda` has no device.
+    """
+    start = time.perf_counter()
+    if options.driver not in ("sim", "cuda"):
+        raise ProblemError(f"driver: {options.driver!r}; verify runs on sim or cuda")
+    manifest = read_manifest(bundle)
+    entries = matching(manifest.kernels, options.only)
+    if not entries:
+        held = ", ".join(e.id for e in manifest.kernels) or "nothing"
+        raise SelectionError(f"--only {options.only}: matches no kernel of {manifest.name} {manifest.version}: {held}")
+    target = Path(options.proof) if options.proof else Path(bundle) / PROOF_NAME
+    _check_writable(target)
+    tasks = [Task(str(bundle), entry.id, options.driver, options.quick, options.seeds) for entry in entries]
+    done: dict[str, KernelVerdict] = {}
+    for verdict in _run_all(tasks, 1 if options.driver == "cuda" else options.jobs):
+        done[verdict.id] = verdict
+        if options.progress is not None:
+            options.progress(verdict, len(done), len(tasks))
+    verdicts = tuple(done[e.id] for e in entries)
+    report = Report(verdicts, str(target), options.driver, options.quick, time.perf_counter() - start)
+    write_proof(target, manifest, report)
+    return report
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel to verify, as plain data for a worker process."""
+
+    bundle: str
+    kernel: str
+    driver: str
+    quick: bool
+    seeds: int | None
+
+
+def verify_kernel(task: Task) -> KernelVerdict:
+    """Verify one kernel in this process."""
+    entry = _entry(read_manifest(task.bundle), task.kernel)
+    record = read_record(task.bundle, entry)
+    count = task.seeds or (QUICK_SEEDS if task.quick else FULL_SEEDS)
+    check = KernelCheck(open_bench(task.driver, task.bundle), entry, range(count))
+    cases = quick_cases() if task.quick else full_cases()
+    return check.run(cases, record.ptx.sha256, record.cubin.sha256)
+
+
+def _entry(manifest: Manifest, kernel: str) -> KernelEntry:
+    return next(e for e in manifest.kernels if e.id == kernel)
+
+
+def _run_all(tasks: Sequence[Task], jobs: int | None) -> Iterator[KernelVerdict]:
+    """Verdicts as they come, from a pool of fresh processes; one task or one job runs here."""
+    workers = min(len(tasks), jobs or _cores())
+    if workers == 1:
+        yield from (verify_kernel(task) for task in tasks)
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        futures = {pool.submit(verify_kernel, task): task for task in tasks}
+        for future in as_completed(futures):
+            try:
+                yield future.result()
+            except BrokenPipeError as e:
+                raise VerifyError(f"{futures[future].kernel}: its worker process died ({e}); try --jobs 1") from e
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
+    """Write proof.json whole. Earlier entries of kernels that were not verified now are kept.
+
+    Entries are keyed by kernel id and carry the digests of the PTX and cubin that they speak of: an entry whose digests
+    are not those of the bundle's files proves nothing about it. Raises VerifyError.
+    """
+    kernels = _earlier(target)
+    for k in report.kernels:
+        kernels[k.id] = {
+            "passed": k.passed, "driver": report.driver, "mode": "quick" if report.quick else "full",
+            "ptx_sha256": k.ptx_sha256, "cubin_sha256": k.cubin_sha256, "cases": [_case(c) for c in k.cases],
+        }  # fmt: skip
+    data = {
+        "format_version": list(PROOF_FORMAT), "bundle": manifest.name, "bundle_version": manifest.version,
+        "kernels": dict(sorted(kernels.items())),
+    }  # fmt: skip
+    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        temporary.chmod(0o644)
+        os.replace(temporary, target)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise _not_writable(target, e) from None
+
+
+def _earlier(target: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(target.read_text())
+        kernels = data["kernels"] if data["format_version"][0] == PROOF_FORMAT[0] else {}
+        return dict(kernels)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return {}  # none, or none that this version understands: it is written anew
+
+
+def _case(c: CaseVerdict) -> dict[str, Any]:
+    return {
+        "name": c.name, "seeds": list(c.seeds), "worst_error": _finite(c.worst_error), "problems": list(c.problems),
+    }  # fmt: skip
+
+
+def _finite(x: float) -> float | None:
+    return round(x, 4) if x < float("inf") else None
+
+
+def _check_writable(target: Path) -> None:
+    """Fail before the work, not after it."""
+    try:
+        probe = target.with_name(f".{target.name}.{os.getpid()}")
+        probe.touch()
+        probe.unlink()
+    except OSError as e:
+        raise _not_writable(target, e) from None
+
+
+def _not_writable(target: Path, e: OSError) -> VerifyError:
+    return VerifyError(f"{target}: cannot be written ({e.strerror}); name another place with --proof FILE")
+
+
+__all__ = ["CaseVerdict", "KernelVerdict", "Report", "Task", "VerifyOptions", "verify_bundle", "verify_kernel"]

@@ -1,0 +1,164 @@
+"""The problems that a kernel is verified on, and their inputs. Sizes are chosen for what they reach, not for load.
+
+Every case is dense attention through the public launcher. `quick_cases` reaches every path of a kernel once: several
+tiles per CTA, odd lengths, both ways of unequal lengths, rows and problems without keys, head ratios, huge, tiny and
+uniformly negative logits, every kind of growth of the row maximum, null LSE, strided tensors amid poison.
+`full_cases` adds the lengths, ratios, grids, poisons and seeds of the project's correctness list.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+LENGTHS = (1, 2, 63, 127, 128, 129, 255, 257, 300, 511)
+RATIOS = (1, 2, 3, 7, 8)
+POISONS = ("nan", "zero", "inf", "huge")
+TILE_N = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem.
+
+    data: a key of `GENERATORS`. layout: how tensors lie in memory, see `buffers.LAYOUTS`. poison: what unused memory
+    holds. sms: multiprocessors that the grid is laid out for, None for the device's own. all_seeds: run under every
+    scheduler seed, and compare bits. same_bits_as: name of a case with the same inputs whose result must be the same
+    bit for bit.
+    """
+
+    name: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_kv: int
+    data: str = "normal"
+    scale: float | None = None
+    layout: str = "dense"
+    poison: str = "nan"
+    sms: int | None = None
+    lse: bool = True
+    all_seeds: bool = False
+    same_bits_as: str | None = None
+    inputs_of: str | None = None
+
+    @property
+    def inputs_name(self) -> str:
+        """The case whose inputs this one has: they depend on nothing else."""
+        return self.inputs_of or self.same_bits_as or self.name
+
+
+def quick_cases() -> list[Case]:
+    """A dozen problems, about 200 KV blocks of 128 x 128 in all."""
+    return [
+        Case("many tiles per CTA, amid NaN", 1, 257, 300, 2, 1, layout="padded", sms=1, all_seeds=True),
+        Case("one query, one key", 2, 1, 1, 3, 1),
+        Case("no keys", 2, 5, 0, 2, 1, layout="padded"),
+        Case("more queries than keys", 1, 300, 72, 1, 1, layout="padded"),
+        Case("ratio 7, batch, heads before rows", 2, 63, 129, 7, 1, layout="bhsd", sms=3),
+        Case("huge logits", 1, 127, 255, 1, 1, data="huge"),
+        Case("huge logits, no LSE", 1, 127, 255, 1, 1, data="huge", lse=False, same_bits_as="huge logits"),
+        Case("all logits strongly negative", 1, 128, 127, 1, 1, data="negative"),
+        Case("row maximum grows, by less and by more than the rescale threshold", 1, 129, 511, 1, 1, data="growing"),
+        Case("row maximum falls", 1, 2, 385, 1, 1, data="falling"),
+        Case("scale 0: all keys alike", 1, 65, 130, 1, 1, scale=0.0),
+        Case("zero queries", 1, 5, 256, 2, 2, data="zero_q"),
+    ]
+
+
+def full_cases() -> list[Case]:
+    """`quick_cases` and: each length for queries and for keys, ratios, grids, poisons, batch invariance."""
+    cases = [replace(c, all_seeds=c.all_seeds or c.seqlen_k > 300) for c in quick_cases()]
+    for i, sq in enumerate(LENGTHS):
+        for sk in {LENGTHS[-1 - i], LENGTHS[(3 * i + 4) % len(LENGTHS)]}:
+            cases.append(Case(f"lengths {sq} x {sk}", 1, sq, sk, 1, 1, layout="padded"))
+    for ratio in RATIOS:
+        cases.append(Case(f"ratio {ratio}", 2, 70, 140, 2 * ratio, 2, layout="bhsd", sms=5, all_seeds=ratio == 3))
+    grid = Case("grid of 148", 2, 300, 257, 3, 1, sms=148)
+    cases.append(grid)
+    cases.extend(replace(grid, name=f"grid of {n}", sms=n, same_bits_as=grid.name) for n in (1, 7, 1000))
+    first = Case("poison nan", 2, 129, 200, 2, 1, layout="padded")
+    cases.append(first)
+    cases.extend(replace(first, name=f"poison {p}", poison=p, same_bits_as=first.name) for p in POISONS[1:])
+    cases.append(replace(first, name="dense layout", layout="dense", same_bits_as=first.name))
+    cases.append(Case("tiny logits", 1, 130, 257, 1, 1, data="tiny"))
+    cases.append(Case("an outlier per row", 1, 130, 400, 1, 1, data="spikes", all_seeds=True))
+    cases.append(Case("large scale", 1, 64, 129, 1, 1, scale=10.0))
+    return cases
+
+
+def inputs(case: Case, head_dim_qk: int, head_dim_v: int) -> tuple[Floats, Floats, Floats]:
+    """float32 q, k, v (BSHD) of a case; the same for every kernel with these head dimensions."""
+    rng = np.random.default_rng(zlib.crc32(case.inputs_name.encode()))
+    q = rng.standard_normal((case.batch, case.seqlen_q, case.heads_q, head_dim_qk), np.float32)
+    k = rng.standard_normal((case.batch, case.seqlen_k, case.heads_kv, head_dim_qk), np.float32)
+    v = rng.standard_normal((case.batch, case.seqlen_k, case.heads_kv, head_dim_v), np.float32)
+    return (*GENERATORS[case.data](q, k), v)
+
+
+def _normal(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    return q, k
+
+
+def _huge(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """Logits of a standard deviation of about 100."""
+    return q * 10, k * 10
+
+
+def _tiny(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    return q * np.float32(1e-3), k
+
+
+def _zero_q(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """All keys weigh the same; LSE is the logarithm of their number."""
+    return q * 0, k
+
+
+def _negative(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """All logits far below zero: a maximum that starts at 0 instead of -inf would lose them all."""
+    return np.abs(q) * 4, -np.abs(k) * 4
+
+
+def _ramp(q: Floats, k: Floats, block_logits: Floats) -> tuple[Floats, Floats]:
+    """Logits that jump to block_logits[i] (natural units) at key block i, plus noise of about 1."""
+    d = q.shape[3]
+    direction = np.where(np.arange(d) % 2, -1, 1).astype(np.float32)
+    steps = block_logits[np.minimum(np.arange(k.shape[1]) // TILE_N, block_logits.size - 1)]
+    unit = np.float32(1 / math.sqrt(d))
+    return q * np.float32(0.5) + direction, k * np.float32(0.5) + direction * unit * steps[None, :, None, None]
+
+
+def _growing(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """Kernels walk key blocks from the last to the first: maxima grow by 3, 9 and 2 (4.3, 13 and 2.9 in log2)."""
+    return _ramp(q, k, np.array([14, 12, 3, 0], np.float32))
+
+
+def _falling(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """The first block seen dominates; later ones underflow against it."""
+    return _ramp(q, k, np.array([-40, -20, -6, 0], np.float32))
+
+
+def _spikes(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """A few keys 30 times larger than the others, in every block."""
+    scale = np.ones((1, k.shape[1], 1, 1), np.float32)
+    scale[:, 17::61] = 30
+    return q, k * scale
+
+
+GENERATORS = {
+    "normal": _normal, "huge": _huge, "tiny": _tiny, "zero_q": _zero_q, "negative": _negative, "growing": _growing,
+    "falling": _falling, "spikes": _spikes,
+}  # fmt: skip
+
+
+def batch_parts(case: Case) -> Iterator[int]:
+    """Batch entries, to be run alone: results must not depend on their company."""
+    return iter(range(case.batch))

@@ -7,6 +7,7 @@ written. With nothing changed, every kernel comes from the cache and no file of 
 from __future__ import annotations
 
 from .cache import BuildCache, default_cache_dir
+from .executors import open_executor
 from .identity import build_digest, generator
 from .jobs import choose_jobs
 from .orchestrate import BuildOptions, BuildResult, KernelResult, build_bundle
@@ -21,4 +22,5 @@ __all__ = [
     "choose_jobs",
     "default_cache_dir",
     "generator",
+    "open_executor",
 ]

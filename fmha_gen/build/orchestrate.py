@@ -12,7 +12,7 @@ from ..bundle import KernelFiles, write_bundle
 from ..compiler import DSL_VERSION, MIN_DRIVER, CompiledKernel, CompileJob, code_digest, compile_kernel, kill_running
 from ..compiler.gates import Expected
 from ..compiler.toolchain import python_version
-from ..errors import CompileError, PlanError, SpecError
+from ..errors import CompileError, FmhaGenError, PlanError, SpecError
 from ..launch_rules import default_scalar_rule
 from ..manifest import FileRecord, KernelRecord, LaunchRecord, Toolchain, id_matches
 from ..plan import KernelPlan, make_plan
@@ -201,6 +201,13 @@ def _compile_all(
                 kernel = future.result()
             except CompileError as e:
                 finish(n, "failed", str(e))
+                continue
+            except FmhaGenError:
+                raise
+            except Exception as e:
+                if options.executor is None:
+                    raise
+                finish(n, "failed", f"{items[n].id}: its worker failed: {type(e).__name__}: {e}")  # lost, killed
                 continue
             cache.store(items[n].key, kernel)
             compiled[n] = kernel

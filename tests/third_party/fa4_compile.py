@@ -5,8 +5,8 @@ Runs under the interpreter that has flash-attn-4 (it needs torch and its own CuT
     PYTHON fa4_compile.py OUTPUT.ptx '{"head_dim_qk": 128, "head_dim_v": 128, "causal": false, "num_heads_q": 4,
                                        "num_heads_kv": 4, "seqlen": 256}'
 
-seqlen only steers flash-attn-4's choice of configuration (one or two query tiles, CTA pairs); lengths, heads and batch
-of the compiled kernel are run-time values.
+seqlen only steers flash-attn-4's choice of configuration (one or two query tiles, CTA pairs); lengths, heads, batch and
+window of the compiled kernel are run-time values. Optional keys: "window" (bool), "sink" (bool), "softcap" (value).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Device:
         return 126 << 20
 
 
-def main(output: str, config: dict[str, int]) -> None:
+def main(output: str, config: dict[str, float]) -> None:
     dump = tempfile.mkdtemp(prefix="fa4-")
     os.environ.update(
         CUTE_DSL_ARCH="sm_100a", CUTE_DSL_KEEP="ptx", CUTE_DSL_DUMP_DIR=dump,
@@ -55,13 +55,20 @@ def main(output: str, config: dict[str, int]) -> None:
     from flash_attn.cute.interface import _flash_attn_fwd
 
     failure: Exception | None = None
+    kind = {"dtype": torch.bfloat16, "device": "cuda"}
     with FakeTensorMode():
-        shape = (2, config["seqlen"])
-        q = torch.empty(*shape, config["num_heads_q"], config["head_dim_qk"], dtype=torch.bfloat16, device="cuda")
-        k = torch.empty(*shape, config["num_heads_kv"], config["head_dim_qk"], dtype=torch.bfloat16, device="cuda")
-        v = torch.empty(*shape, config["num_heads_kv"], config["head_dim_v"], dtype=torch.bfloat16, device="cuda")
+        q = torch.empty(2, config["seqlen"], config["num_heads_q"], config["head_dim_qk"], **kind)
+        k = torch.empty(2, config["seqlen"], config["num_heads_kv"], config["head_dim_qk"], **kind)
+        v = torch.empty(2, config["seqlen"], config["num_heads_kv"], config["head_dim_v"], **kind)
+        options: dict[str, object] = {}
+        if config.get("window"):
+            options.update(window_size_left=64, window_size_right=16)
+        if config.get("sink"):
+            options.update(learnable_sink=torch.empty(config["num_heads_q"], dtype=torch.bfloat16, device="cuda"))
+        if config.get("softcap"):
+            options.update(softcap=float(config["softcap"]))
         try:
-            _flash_attn_fwd(q, k, v, causal=bool(config["causal"]), _arch=100, return_lse=True)
+            _flash_attn_fwd(q, k, v, causal=bool(config["causal"]), _arch=100, return_lse=True, **options)
         except Exception as error:  # what follows the compilation wants a device; the PTX decides
             failure = error
     found = sorted(Path(dump).rglob("*.ptx"))

@@ -16,15 +16,21 @@ import numpy as np
 from fmha_gen.reference import from_bits, round_to, to_bits
 from fmha_gen.sim.tensormap import TensorMap
 
-ADDRESSES = {"q": 0x7F10_0000_0000, "k": 0x7F20_0000_0000, "v": 0x7F30_0000_0000, "out": 0x7F40_0000_0000,
-             "lse": 0x7F50_0000_0000}  # fmt: skip
+ADDRESSES = {
+    "q": 0x7F10_0000_0000,
+    "k": 0x7F20_0000_0000,
+    "v": 0x7F30_0000_0000,
+    "sink": 0x7F38_0000_0000,
+    "out": 0x7F40_0000_0000,
+    "lse": 0x7F50_0000_0000,
+}
 DYNAMIC_SMEM_BYTES = 232448  # the most that a block can have; flash-attn-4 asks for a little less
 L2_SECTION_BYTES = 50 << 20
 
 
 @dataclass(frozen=True)
 class Build:
-    """One compiled configuration. packed: query heads of one key head share a tile (ratio > 1 at compile time)."""
+    """One compiled configuration. With a ratio above 1 the query heads of one key head share tiles (packed)."""
 
     head_dim_qk: int
     head_dim_v: int
@@ -32,10 +38,18 @@ class Build:
     num_heads_q: int = 4
     num_heads_kv: int = 4
     seqlen: int = 256  # what it was compiled for: up to 128 rows one query tile, up to 256 two, beyond maybe CTA pairs
+    window: bool = False
+    sink: bool = False
+    softcap: float = 0.0
 
     @property
     def ratio(self) -> int:
         return self.num_heads_q // self.num_heads_kv
+
+    @property
+    def tma_query(self) -> bool:
+        """Whether Q and O move by TMA; a ratio that does not divide 128 leaves them to ordinary copies."""
+        return 128 % self.ratio == 0
 
     @property
     def rows_per_tile(self) -> int:
@@ -56,6 +70,7 @@ class Shape:
     seqlen_k: int
     num_heads_kv: int = 1
     num_sms: int = 148
+    window: tuple[int, int] = (64, 16)  # of builds with a window
 
 
 @dataclass
@@ -66,6 +81,12 @@ class Problem:
     k: np.ndarray
     v: np.ndarray
     memory: dict[str, np.ndarray]
+
+    def options(self, build: Build, shape: Shape) -> dict[str, object]:
+        """Arguments of the reference beside q, k and v."""
+        sink = from_bits(self.memory["sink"], "bf16") if build.sink else None
+        window = shape.window if build.window else None
+        return {"causal": build.causal, "window": window, "sink": sink, "softcap": build.softcap}
 
     @property
     def out(self) -> np.ndarray:
@@ -84,6 +105,8 @@ def make_problem(build: Build, shape: Shape, seed: int, scale: float = 1.0) -> P
     k = round_to(rng.normal(size=(shape.batch, shape.seqlen_k, heads_kv, build.head_dim_qk)), "bf16")
     v = round_to(rng.normal(size=(shape.batch, shape.seqlen_k, heads_kv, build.head_dim_v)), "bf16")
     memory = {name: to_bits(t, "bf16") for name, t in (("q", q), ("k", k), ("v", v))}
+    if build.sink:
+        memory["sink"] = to_bits(rng.normal(size=heads_q) + 2, "bf16")
     memory["out"] = np.full((*q.shape[:3], build.head_dim_v), 0x7FFF, np.uint16)
     memory["lse"] = np.full((shape.batch, heads_q, shape.seqlen_q), np.nan, np.float32)
     return Problem(q, k, v, memory)
@@ -129,19 +152,37 @@ def launch_parameters(build: Build, shape: Shape) -> tuple[list[bytes | int | fl
     """(kernel parameters in order, grid x)."""
     b, sq, sk, h, r = shape.batch, shape.seqlen_q, shape.seqlen_k, shape.num_heads_kv, build.ratio
     d, dv = build.head_dim_qk, build.head_dim_v
-    extents = [(sq, d, h, b), (sk, d, h, b), (dv, sk, h, b), (sq, dv, h, b)]
+    maps = tensor_maps(build, shape)
+    if build.tma_query:
+        query, out = struct.pack("<4i", sq, d, h, b), struct.pack("<4i", sq, dv, h, b)
+    else:
+        query, out, maps = _query_tensor("q", d, build, shape), _query_tensor("out", dv, build, shape), maps[1:3]
     lse = struct.pack("<Q3i4x", ADDRESSES["lse"], sq, h, b)
     lse += struct.pack("<2q", sq, h * sq) if r == 1 else struct.pack("<3q", sq, r * sq, h * r * sq)
-    mma_bytes = 64 if build.cluster == 2 else 32
-    params: list[bytes | int | float | TensorMap] = [struct.pack("<4i", *e) for e in extents]
-    scale_log2 = 1 / math.sqrt(d) * math.log2(math.e)
-    params += [lse, *tensor_maps(build, shape), scale_log2, bytes(mma_bytes), bytes(mma_bytes)]
+    params: list[bytes | int | float | TensorMap] = [query, struct.pack("<4i", sk, d, h, b)]
+    params += [struct.pack("<4i", dv, sk, h, b), out, lse, *maps]
+    scale, log2e = 1 / math.sqrt(d), math.log2(math.e)
+    params += [log2e, scale] if build.softcap else [scale * log2e]
+    if build.window:
+        params += list(shape.window)
+    if build.sink:
+        params.append(struct.pack("<Qi4x", ADDRESSES["sink"], h * r))
+    params += [bytes(64 if build.cluster == 2 else 32)] * 2
     num_block = -(-sq * r // build.rows_per_tile)
-    scheduler, grid = (_longest_first if build.causal else _static_persistent)(build, shape, num_block)
+    longest_first = build.causal or build.window
+    scheduler, grid = (_longest_first if longest_first else _static_persistent)(build, shape, num_block)
     params += scheduler
     if r > 1:
         params += [divisor(r), r]
     return params, grid
+
+
+def _query_tensor(name: str, dim: int, build: Build, shape: Shape) -> bytes:
+    """Q or O as a packed memory tensor ((ratio, seqlen), dim, heads, batch); strides of ratio, seqlen, heads, batch."""
+    r, heads = build.ratio, shape.num_heads_kv
+    extents = struct.pack("<4i", shape.seqlen_q, dim, heads, shape.batch)
+    row = dim * heads * r
+    return struct.pack("<Q", ADDRESSES[name]) + extents + struct.pack("<4q", dim, row, r * dim, row * shape.seqlen_q)
 
 
 def _static_persistent(build: Build, shape: Shape, num_block: int) -> tuple[list[bytes | int | float | TensorMap], int]:

@@ -15,6 +15,10 @@ from .types import WARP_THREADS, Role
 NUM_WARPS = 16
 REG_STEP, REG_MIN, REG_MAX = 8, 24, 256  # setmaxnreg takes multiples of 8 in [24, 256] (PTX ISA)
 SOFTMAX_MIN, OTHER_MAX = 128, 128
+# A softmax thread holds a row of S, tile_n float32 values, and beside it packed P, addresses and row state. 48 is the
+# least that could do (fewer are refused); auto gives 64. Measured on the d64 causal kernel, ptxas 13.4, 2026-11-30:
+# 176 registers spill 24 bytes at tile_n 128, 200 spill 32 at 160 and 168 at 192. The compile gate has the last word.
+ROW_STATE_MIN, ROW_STATE = 48, 64
 
 # (softmax, correction) that FlashAttention-4 4.0.0b36 uses on B200, one CTA, TMA loads; "other" follows from the rule.
 # Keys: (head_dim_qk, mask), with None for any mask; DEFAULT_SPLIT is its "other head_dim >= 96". Its row for (192, 128)
@@ -44,9 +48,9 @@ def total_regs(regs: Registers, q_stage: int) -> int:
 
 
 def auto_registers(spec: KernelSpec, arch: Arch) -> tuple[Registers, str]:
-    """The split for a shape, and where it comes from."""
+    """The split for a shape, and where it comes from. May not fit: `check_registers` says so."""
     q_stage = spec.q_stage
-    assert q_stage is not None
+    assert q_stage is not None and spec.tile_n is not None
     if spec.head_dim_qk < 96:
         softmax, correction, _ = BELOW_96
         source = "FlashAttention-4's split for head_dim below 96"
@@ -55,16 +59,29 @@ def auto_registers(spec: KernelSpec, arch: Arch) -> tuple[Registers, str]:
         key = next((k for k in ((d, spec.mask), (d, None)) if k in SPLITS), None)
         softmax, correction = SPLITS[key] if key else DEFAULT_SPLIT
         source = f"FlashAttention-4's split for head_dim {d}" if key else "FlashAttention-4's split for head_dim >= 96"
+    source += " (B200, one CTA)"
+    row = min(spec.tile_n + ROW_STATE, REG_MAX)
+    if row > softmax:
+        softmax, source = row, f"a row of S and {ROW_STATE} more"
     pool = regs_per_warpgroup_thread(arch)
     groups = 3 - q_stage
     other = min((pool - q_stage * softmax - correction) // groups // REG_STEP * REG_STEP, OTHER_MAX)
     rest = f"other = ({pool} - {q_stage}x{softmax} - {correction}) / {groups}, at most {OTHER_MAX}"
-    return Registers(softmax, correction, other), f"{source} (B200, one CTA); {rest}"
+    return Registers(softmax, correction, other), f"{source}; {rest}"
 
 
-def check_registers(regs: Registers, q_stage: int, arch: Arch, where: str) -> None:
+def check_registers(regs: Registers, q_stage: int, tile_n: int, arch: Arch, where: str) -> None:
     """Raises PlanError when a count is not one that setmaxnreg takes, or the split exceeds the register file."""
     label = f"registers={{softmax: {regs.softmax}, correction: {regs.correction}, other: {regs.other}}}"
+    row = tile_n + ROW_STATE_MIN
+    if regs.softmax < row or regs.other < REG_MIN:
+        fit = (regs_per_warpgroup_thread(arch) - regs.correction - (3 - q_stage) * REG_MIN) // q_stage
+        widest = (min(fit, REG_MAX) - ROW_STATE) // 32 * 32
+        raise PlanError(
+            f"{where}: tile.n={tile_n}, {label}: a softmax thread holds a row of S in {tile_n} registers and needs "
+            f"{ROW_STATE_MIN} more at least, {row}; correction and the others need {REG_MIN} each, setmaxnreg gives at "
+            f"most {REG_MAX}; use tile.n <= {widest}" + (" or q_stage 1" if q_stage == 2 else "")
+        )
     for name, value in zip(regs._fields, regs, strict=True):
         low = SOFTMAX_MIN if name == "softmax" else REG_MIN
         high = OTHER_MAX if name == "other" else REG_MAX

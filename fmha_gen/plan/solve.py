@@ -29,7 +29,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
     budget = smem.solve_budget(shape, spec.kv_stage, arch, where)
     spec = _resolve_rest(spec, steps, budget, arch, reasons)
     assert spec.registers and spec.exp2_emulation is not None and spec.q_stage
-    registers.check_registers(spec.registers, spec.q_stage, arch, where)
+    registers.check_registers(spec.registers, spec.q_stage, steps.tile_n, arch, where)
     roles = registers.make_roles(spec.q_stage, spec.registers, arch)
     operands = tiles.make_operands(shape, spec.dtype)
     pipelines = barriers.Pipelines(

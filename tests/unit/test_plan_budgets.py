@@ -148,6 +148,15 @@ def test_the_auto_register_splits() -> None:
         assert sum(r.num_threads * r.num_regs for r in plan.roles) <= 65536
 
 
+def test_wider_blocks_take_more_softmax_registers() -> None:
+    wide = dataclasses.replace(SPEC, head_dim_qk=64, head_dim_v=64, q_stage=1)
+    assert make_plan(dataclasses.replace(wide, tile_n=160)).spec.registers == (224, 64, 112)
+    plan = make_plan(dataclasses.replace(wide, tile_n=192))
+    assert plan.spec.registers == (256, 64, 96)
+    assert "a row of S and 64 more" in dict(plan.reasons)["registers"]
+    assert make_plan(dataclasses.replace(wide, tile_n=96)).spec.registers == (200, 64, 120)
+
+
 def test_every_warp_has_one_role_and_every_warpgroup_one_count() -> None:
     for q_stage in (1, 2):
         roles = make_plan(dataclasses.replace(SPEC, q_stage=q_stage)).roles
@@ -206,9 +215,23 @@ def test_a_spec_can_say_the_split() -> None:
             "of the four warpgroups, sm_100a has 512 (65536 / 128); use softmax <= 200",
         ),
         ({"registers": Registers(196, 64, 48)}, "softmax 196 must be a multiple of 8 from 128 to 256"),
-        ({"registers": Registers(120, 64, 48)}, "softmax 120 must be a multiple of 8 from 128 to 256"),
+        ({"registers": Registers(120, 64, 48), "tile_n": 64}, "softmax 120 must be a multiple of 8 from 128 to 256"),
+        (
+            {"registers": Registers(152, 64, 48)},
+            "tile.n=128, registers={softmax: 152, correction: 64, other: 48}: a softmax thread holds a row of S in 128 "
+            "registers and needs 48 more at least, 176;",
+        ),
+        (
+            {"head_dim_qk": 64, "head_dim_v": 64, "tile_n": 192},
+            "a softmax thread holds a row of S in 192 registers and needs 48 more at least, 240; correction and the "
+            "others need 24 each, setmaxnreg gives at most 256; use tile.n <= 128 or q_stage 1",
+        ),
+        (
+            {"head_dim_qk": 64, "head_dim_v": 64, "tile_n": 224, "q_stage": 1},
+            "use tile.n <= 192",
+        ),
         ({"registers": Registers(192, 16, 48)}, "correction 16 must be a multiple of 8 from 24 to 256"),
-        ({"registers": Registers(128, 64, 136)}, "other 136 must be a multiple of 8 from 24 to 128"),
+        ({"registers": Registers(176, 64, 136)}, "other 136 must be a multiple of 8 from 24 to 128"),
         (
             {"exp2_emulation": 7},
             "exp2_emulation=7: an even number of a row's 128 exponentials per block, all outside the",

@@ -23,13 +23,19 @@ _OUTPUTS = ("cubin", "ptx", "line_map")
 
 
 def default_cache_dir() -> Path:
-    """``$FMHA_GEN_CACHE_DIR``, else ``fmha-gen`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``."""
+    """``$FMHA_GEN_CACHE_DIR``, else ``fmha-gen`` in ``$XDG_CACHE_HOME``, else in ``~/.cache``.
+
+    Raises ToolchainError when there is no home folder either.
+    """
     if explicit := os.environ.get("FMHA_GEN_CACHE_DIR"):
         return Path(explicit)
     base = os.environ.get("XDG_CACHE_HOME")
     if base and os.path.isabs(base):
         return Path(base) / "fmha-gen"
-    return Path("~/.cache/fmha-gen").expanduser()
+    try:
+        return Path("~/.cache/fmha-gen").expanduser()
+    except RuntimeError:
+        raise ToolchainError("build cache: no home folder is known for this user; set FMHA_GEN_CACHE_DIR") from None
 
 
 class BuildCache:

@@ -88,8 +88,8 @@ class BuildResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """One kernel on its way."""
+class BuildItem:
+    """One kernel on its way. key: its build digest."""
 
     plan: KernelPlan
     rendered: Rendered
@@ -111,10 +111,11 @@ def build_bundle(
     """
     options = options or BuildOptions()
     root = out_dir / f"{header.name}-{header.version}"
-    cache = BuildCache(options.cache_dir or default_cache_dir())
-    items = _prepare(specs, options, cache)
+    sources = [(plan, render(plan)) for plan in _plan(specs, options.only)]
     if options.dry_run:
-        return BuildResult(root, tuple(KernelResult(i.id, i.plan.spec.arch, "planned") for i in items), 0)
+        return BuildResult(root, tuple(KernelResult(p.spec.id, p.spec.arch, "planned") for p, _ in sources), 0)
+    cache, code = BuildCache(options.cache_dir or default_cache_dir()), code_digest()
+    items = [make_item(plan, rendered, code, str(cache.log_dir), options.time_limit_s) for plan, rendered in sources]
     jobs = choose_jobs(options.jobs, len(items))
     compiled, results = _compile_all(items, cache, jobs, options)
     failures = [r for r in results if r.state == "failed"]
@@ -128,7 +129,8 @@ def build_bundle(
     return BuildResult(root, tuple(results), jobs, written.files_written)
 
 
-def _prepare(specs: Sequence[KernelSpec], options: BuildOptions, cache: BuildCache) -> list[_Item]:
+def _plan(specs: Sequence[KernelSpec], only: str | None) -> list[KernelPlan]:
+    """Plans of the specs that `only` selects; every problem of every spec in one error."""
     plans, problems = [], []
     for spec in specs:
         try:
@@ -138,20 +140,17 @@ def _prepare(specs: Sequence[KernelSpec], options: BuildOptions, cache: BuildCac
     if problems:
         raise PlanError("\n".join(problems))
     check_identities(p.spec for p in plans)
-    if options.only is not None:
-        chosen = [p for p in plans if id_matches(p.spec.id, options.only)]
-        if not chosen:
-            ids = "\n  ".join(p.spec.id for p in plans)
-            raise SpecError([f"--only {options.only}: matches none of the {len(plans)} kernels:\n  {ids}"])
-        plans = chosen
     if not plans:
         raise SpecError(["no kernel to build: the spec files expand to nothing; check archs, include and exclude"])
-    code = code_digest()
-    return [_item(p, code, options, cache) for p in plans]
+    chosen = [p for p in plans if only is None or id_matches(p.spec.id, only)]
+    if not chosen:
+        ids = "\n  ".join(p.spec.id for p in plans)
+        raise SpecError([f"--only {only}: matches none of the {len(plans)} kernels:\n  {ids}"])
+    return chosen
 
 
-def _item(plan: KernelPlan, code: str, options: BuildOptions, cache: BuildCache) -> _Item:
-    rendered = render(plan)
+def make_item(plan: KernelPlan, rendered: Rendered, code: str, log_dir: str, time_limit_s: float) -> BuildItem:
+    """The compilation of one planned and rendered kernel, with its build digest. code: see `code_digest`."""
     expected = Expected(
         arch=plan.spec.arch,
         symbol=f"{rendered.kernel_name}_0",
@@ -159,20 +158,12 @@ def _item(plan: KernelPlan, code: str, options: BuildOptions, cache: BuildCache)
         threads=plan.num_threads,
         registers=plan.launch_regs,
     )
-    job = CompileJob(
-        id=plan.spec.id,
-        source=rendered.text,
-        expected=expected,
-        tmem_cols=plan.tmem_alloc_cols,
-        log_dir=str(cache.log_dir),
-        code=code,
-        time_limit_s=options.time_limit_s,
-    )
-    return _Item(plan, rendered, job, build_digest(job))
+    job = CompileJob(plan.spec.id, rendered.text, expected, plan.tmem_alloc_cols, log_dir, code, time_limit_s)
+    return BuildItem(plan, rendered, job, build_digest(job))
 
 
 def _compile_all(
-    items: list[_Item], cache: BuildCache, jobs: int, options: BuildOptions
+    items: list[BuildItem], cache: BuildCache, jobs: int, options: BuildOptions
 ) -> tuple[list[CompiledKernel | None], list[KernelResult]]:
     """Every kernel from the cache or the compiler, in the order of `items`; failures as results, not exceptions."""
     compiled: list[CompiledKernel | None] = [cache.load(i.key) for i in items]
@@ -223,14 +214,14 @@ def _compile_all(
     return compiled, [r for r in results if r is not None]
 
 
-def _result(item: _Item, kernel: CompiledKernel | None, state: str, problem: str) -> KernelResult:
+def _result(item: BuildItem, kernel: CompiledKernel | None, state: str, problem: str) -> KernelResult:
     arch = item.plan.spec.arch
     if kernel is None:
         return KernelResult(item.id, arch, state, problem=problem)
     return KernelResult(item.id, arch, state, kernel.seconds, len(kernel.cubin), kernel.resources.registers)
 
 
-def _kernel_files(item: _Item, kernel: CompiledKernel, with_source: bool) -> KernelFiles:
+def _kernel_files(item: BuildItem, kernel: CompiledKernel, with_source: bool) -> KernelFiles:
     plan, spec = item.plan, item.plan.spec
     record = KernelRecord(
         id=item.id,

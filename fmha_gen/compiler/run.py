@@ -23,7 +23,8 @@ from .code import code_digest
 
 DEFAULT_TIME_LIMIT_S = 600.0
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-_DROPPED = ("CUTE_DSL_", "CUTLASS_", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "PYTHON")
+_DROPPED = ("CUTE_DSL_", "CUTLASS_", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "PYTHON")  # prefixes
+_KEPT = ("PYTHONHOME",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ def _gate(job: CompileJob, work: Path, result: dict[str, str], seconds: float) -
 
 def _child_env(work: Path) -> dict[str, str]:
     """The parent's environment without what steers the DSL, CUDA or Python."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
+    env = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(_DROPPED)}
     paths = [str(_PACKAGE_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
     env |= {"CUTE_DSL_CACHE_DIR": str(work), "TMPDIR": str(work), "NO_COLOR": "1"}

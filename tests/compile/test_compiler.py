@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fmha_gen import elf
+from fmha_gen.arch import ARCHS
 from fmha_gen.compiler import CompiledKernel, CompileJob, LineMap, code_digest, compile_kernel, kill_running, toolchain
 from fmha_gen.compiler import run as compiler_run
 from fmha_gen.compiler.child import _hidden_driver
@@ -122,6 +123,23 @@ def test_same_bytes_in_any_surroundings(compiled: CompiledKernel, tmp_path: Path
     again = compile_kernel(make_job(tmp_path))
     assert (again.cubin, again.ptx, again.line_map) == (compiled.cubin, compiled.ptx, compiled.line_map)
     assert list(odd.iterdir()) == []
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+def test_other_architectures(tmp_path: Path, arch: str):
+    """A02: the name given is the name built; offsets follow each architecture's parameter base, as the plan's do."""
+    base = at = ARCHS[arch].param_base_bytes
+    params = []
+    for i, kind in enumerate(_KINDS):
+        align = 64 if kind == "tma" else _SIZES[kind]
+        at = -(-at // align) * align
+        params.append((f"{kind}{i}", at - base, _SIZES[kind]))
+        at += _SIZES[kind]
+    assert params[0][1] == {"sm_90a": 48, "sm_103a": 0}[arch]
+    built = compile_kernel(make_job(tmp_path, arch=arch, params=tuple(params)))
+    cubin = elf.read_cubin(built.cubin, "k")
+    assert (cubin.arch, cubin.kernels[0].param_base) == (arch, base)
+    assert f".target {arch}".encode() in built.ptx
 
 
 def test_side_by_side_kernels_keep_apart(compiled: CompiledKernel, tmp_path: Path):

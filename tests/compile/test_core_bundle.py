@@ -15,8 +15,10 @@ from fmha_gen import elf
 from fmha_gen.arch import ARCHS
 from fmha_gen.build import BuildOptions, build_bundle, orchestrate
 from fmha_gen.bundle import CheckedBundle, check_bundle
-from fmha_gen.compiler import LineMap, compile_kernel
+from fmha_gen.compiler import LineMap, code_digest, compile_kernel
 from fmha_gen.manifest_io import read_verified_file
+from fmha_gen.plan import make_plan
+from fmha_gen.render import render
 from fmha_gen.resources import data_dir
 from fmha_gen.spec import SpecFile, read_specs
 from tests.nvidia_tools import find_cuobjdump
@@ -93,8 +95,8 @@ def test_a_clean_compilation_gives_the_shipped_bytes(core: CheckedBundle, specs:
     monkeypatch.setenv("PYTHONHASHSEED", "777")
     (tmp_path / "tmp dir").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp dir"))
-    cache = orchestrate.BuildCache(tmp_path / "cache")
-    (item,) = orchestrate._prepare([spec], BuildOptions(), cache)
+    plan = make_plan(spec)
+    item = orchestrate.make_item(plan, render(plan), code_digest(), str(tmp_path / "logs"), 600.0)
     again = compile_kernel(item.job)
     record = next(r for r in core.records if r.id == item.id)
     assert again.cubin == read_verified_file(core.root, record.cubin)

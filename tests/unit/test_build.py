@@ -182,6 +182,17 @@ def test_dry_run_lists_and_compiles_nothing(compiler: FakeCompiler, options: Bui
     assert compiler.compiled == [] and not (tmp_path / "out").exists()
 
 
+def test_dry_run_needs_no_compiler(options: BuildOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def missing() -> dict[str, str]:
+        raise ToolchainError("toolchain: not installed")
+
+    monkeypatch.setattr(identity, "identity", missing)
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, dry_run=True))
+    assert len(result.kernels) == 3
+    with pytest.raises(ToolchainError):
+        build_bundle(HEADER, SPECS, tmp_path / "out", options)
+
+
 def test_only_builds_what_matches(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):
     result = build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, only="*-causal-*"))
     assert len(result.kernels) == 1 and "causal" in result.kernels[0].id
@@ -321,6 +332,10 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch):
     assert default_cache_dir() == Path("/home/u/.cache/fmha-gen")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     assert default_cache_dir() == Path("/x/fmha-gen")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "expanduser", lambda self: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(ToolchainError, match="no home folder .*set FMHA_GEN_CACHE_DIR"):
+        default_cache_dir()
     monkeypatch.setenv("FMHA_GEN_CACHE_DIR", "/y")
     assert default_cache_dir() == Path("/y")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,7 +87,7 @@ class NamedBarrier:
         self.members: list[Warp] = []
         self.waiting: list[Warp] = []
         self.clock: NDArray[np.uint32] | None = None
-        self.reduction: list[tuple[Warp, int, int]] = []
+        self.votes: list[tuple[Warp, int, int, Callable[[Warp, int, list[tuple[int, int]]], None]]] = []
 
     def state(self) -> str:
         who = ", ".join(w.who() for w in self.members) or "nobody"
@@ -113,6 +114,13 @@ class NamedBarrier:
         if waits:
             self.waiting.append(warp)
         return self.arrived == expected
+
+    def reduce(self) -> None:
+        """Give every voting warp its result of the reduction."""
+        ballots = [(lanes, value) for _, lanes, value, _ in self.votes]
+        for warp, lanes, _, put in self.votes:
+            put(warp, lanes, ballots)
+        self.votes = []
 
     def complete(self) -> list[Warp]:
         """Reset for the next use; every waiting warp acquires. Returns the waiting warps."""

@@ -30,6 +30,7 @@ from .warp import Wait, Warp
 
 POOL_REGISTERS = 65536
 MAX_SMEM_BYTES = 233472  # 228 KiB: 227 KiB for the CTA and 1 KiB that the system keeps
+STALL_TICKS = 5_000_000  # so long without an event, a wake-up or an arrival is a livelock
 BLOCKED = object()  # a machine operation returns this to be run again after the warp is woken
 SLEEP = object()  # ... and this when it is finished but the warp must sleep before the next one
 
@@ -101,6 +102,7 @@ class Machine:
         self.findings: dict[tuple[str, int, str], Finding] = {}
         self.current: Warp | None = None
         self.event_instr: tuple[Warp, Instr] | None = None
+        self.progress = 0  # tick of the last one
         self.tally = Tally(len(program.steps) + 1)
         self.kinds = [_KINDS[s.kind] for s in program.steps]
 
@@ -170,7 +172,7 @@ class Machine:
         delay = int(self.rng.random() * 2 * mean) if mean else 0
 
         def event() -> None:
-            self.event_instr = at
+            self.event_instr, self.progress = at, self.now
             run()
             self.event_instr = None
 
@@ -178,12 +180,14 @@ class Machine:
         self.sequence += 1
 
     def wake(self, warps: list[Warp]) -> None:
+        self.progress = self.now
         for warp in warps:
             if warp.wait is not None:
                 warp.wait = None
                 self.ready.append(warp)
 
     def settle(self, bar: Mbarrier) -> None:
+        self.progress = self.now
         if bar.pending == 0 and bar.tx == 0:
             self.wake(bar.settle())
 
@@ -208,8 +212,9 @@ class Machine:
             self.run_warp(warp, self.quantum)
             if warp.done or warp.wait is not None:
                 self.ready.remove(warp)
-            if self.executed > self.max_steps:
-                raise Fault("livelock", f"more than {self.max_steps} warp instructions executed; {self.dump(cluster)}")
+            if self.executed > self.max_steps or self.now - self.progress > STALL_TICKS:
+                what = f"{self.executed} warp instructions executed" if self.executed > self.max_steps else f"nothing completes for {STALL_TICKS} ticks"
+                raise Fault("livelock", f"{what}\n{self.dump(cluster)}")
 
     def run_warp(self, w: Warp, quantum: int) -> None:
         """Run `w` until it sleeps, ends or has used up `quantum` instructions."""
@@ -412,10 +417,11 @@ class Machine:
     def run_cta(self, number: int, make: Callable[[Machine, int], Cluster]) -> None:
         """Run cluster `number` of the grid whole."""
         cluster = make(self, number)
-        self.run_cluster(cluster)
-        self.end_cluster(cluster)
-        for cta in cluster.ctas:
-            for w in cta.warps:
+        try:
+            self.run_cluster(cluster)
+            self.end_cluster(cluster)
+        finally:
+            for w in (w for cta in cluster.ctas for w in cta.warps):
                 self.tally.add(w.index, w.counts, w.taken, w.falls)
 
     def result(self) -> Result:

@@ -117,7 +117,7 @@ def emit_unary(op: str) -> Emitter:
     """ex2, lg2, rcp, rsqrt, tanh, sqrt (approx or rn), abs, neg of f32."""
 
     def run(fn: Fn, ins: Instr, mods: Mods) -> None:
-        mods.last()
+        need_f32(fn, mods)
         approx, rn, ftz = mods.take("approx"), mods.take("rn"), mods.take("ftz")
         mods.done()
         a = flushed(fn, ftz, fn.f32(ins.operands[1]))
@@ -136,8 +136,14 @@ def emit_unary(op: str) -> Emitter:
     return run
 
 
+def need_f32(fn: Fn, mods: Mods) -> None:
+    ty = mods.last()
+    if ty != "f32":
+        raise fn.refuse(f"type .{ty} is not modelled here")
+
+
 def emit_div(fn: Fn, ins: Instr, mods: Mods) -> None:
-    mods.last()
+    need_f32(fn, mods)
     mode = mods.take("rn", "approx", "full")
     ftz = mods.take("ftz")
     mods.done()

@@ -10,10 +10,12 @@ import llvmlite.binding as llvm
 
 from . import mathlib
 from .builder import Fn
+from .object_cache import ObjectCache
 
 NativeFn = Callable[[int, int], int]
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint32)
 _BATCH = 400  # segments per LLVM module
+OPT_LEVEL = 1
 
 _cache: dict[str, NativeFn] = {}
 _engines: list[object] = []
@@ -24,7 +26,7 @@ def _target_machine() -> object:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=1, codemodel="jitdefault",
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=OPT_LEVEL, codemodel="jitdefault",
         jit=True)  # fmt: skip
 
 
@@ -63,14 +65,21 @@ class Batch:
         text += [mathlib.build(h[1:]) for h in wanted if h.startswith("@")]
         text += [self.pending[k] for k in keys]
         text.append(_ATTRIBUTES)
-        module = llvm.parse_assembly("\n".join(text))
+        source = "\n".join(text)
+        module = llvm.parse_assembly(source)
+        version = ".".join(map(str, llvm.llvm_version_info))
+        salt = f"{version} {llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()} {OPT_LEVEL}"
+        module.name = hashlib.sha256(f"{salt}\n{source}".encode()).hexdigest()
         machine = _target_machine()
+        cache = ObjectCache()
         options = llvm.create_pipeline_tuning_options(speed_level=0)
         builder = llvm.create_pass_builder(machine, options)
         passes = llvm.create_new_module_pass_manager()
         passes.add_always_inliner_pass()
-        passes.run(module, builder)
+        if cache.load(module) is None:
+            passes.run(module, builder)
         engine = llvm.create_mcjit_compiler(module, machine)
+        engine.set_object_cache(cache.store, cache.load)
         engine.finalize_object()
         _engines.append(engine)
         for key in keys:

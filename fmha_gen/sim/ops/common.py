@@ -86,6 +86,27 @@ def scalar(program: Program, ins: Instr, op: object, width: int = 32) -> Scalar:
     raise Unsupported(ins, f"operand {op!r} is not a value")
 
 
+def is_uniform(op: object) -> Callable[[Warp, int], bool]:
+    """Whether an operand (or the base of an address) has one value in all lanes of a mask."""
+    if isinstance(op, Address):
+        return is_uniform(op.base)
+    if not isinstance(op, Reg):
+        return lambda w, mask: not isinstance(op, Special)
+    at = op.offset // 4
+
+    def check(w: Warp, mask: int) -> bool:
+        if mask & (mask - 1) == 0:
+            return True
+        lanes = lane_index(mask)
+        for start in (at, at + 32)[: max(1, op.width // 32)]:
+            words = w.words[start : start + 32][lanes]
+            if (words != words[0]).any():
+                return False
+        return True
+
+    return check
+
+
 def _symbol(program: Program, ins: Instr, op: Symbol) -> tuple[str, int]:
     if op.name not in program.symbols:
         raise Unsupported(ins, f"unknown symbol {op.name!r}")
@@ -135,7 +156,7 @@ def address_lanes(program: Program, ins: Instr, op: object) -> Callable[[Warp, N
         if op.base.width == 64:
             def get64(w: Warp, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
                 lo = w.words[at : at + 32][lanes].astype(np.int64)
-                return (w.words[at + 32 : at + 64][lanes].astype(np.int64) << 32 | lo) + offset  # type: ignore[no-any-return]
+                return (w.words[at + 32 : at + 64][lanes].astype(np.int64) << 32 | lo) + offset
 
             return get64
         return lambda w, lanes: w.words[at : at + 32][lanes].astype(np.int64) + offset
@@ -148,6 +169,8 @@ def resolve_shared(w: Warp, address: int, cluster: bool, what: str) -> tuple[Cta
     rank, local = address >> 24, address & ADDRESS_MASK
     if rank == w.cta.rank:
         return w.cta, local
+    if rank < len(w.cta.cluster.ctas) and cluster and not w.cta.cluster.ctas[rank].live:
+        w.cta.machine.report("peer-exited", f"{what}: shared memory of CTA rank {rank}, whose warps have all ended")
     if rank >= len(w.cta.cluster.ctas):
         raise Fault("smem-bounds", f"{what}: shared address {address:#x} names CTA rank {rank} of {len(w.cta.cluster.ctas)}")
     if not cluster:

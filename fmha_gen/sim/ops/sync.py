@@ -14,7 +14,7 @@ from ..machine import BLOCKED, SLEEP, Cta, sleep
 from ..program import Program
 from ..ptx import Address, Imm, Instr, Reg, Sink, Unsupported
 from ..warp import FULL, Warp
-from .common import (Parts, address_scalar, first_lane, generic_shared, lanes_of, predicate, resolve_shared, scalar,
+from .common import (Parts, address_scalar, first_lane, generic_shared, is_uniform, lane_index, lanes_of, predicate, resolve_shared, scalar,
                      set_predicate)  # fmt: skip
 
 Run = Callable[[Warp, int], object]
@@ -36,11 +36,14 @@ def make_bar(program: Program, ins: Instr) -> Run | None:
     parts.take("cta")
     op = parts.need("sync", "arrive", "red")
     aligned = bool(parts.take("aligned")) or ins.parts[0] == "bar"
-    if op == "red":
-        raise Unsupported(ins, "barrier reductions are not modelled")
+    reduce = parts.need("popc", "and", "or") if op == "red" else ""
+    parts.take("u32", "pred")
     parts.done()
-    number = scalar(program, ins, ins.operands[0])
-    count = scalar(program, ins, ins.operands[1]) if len(ins.operands) > 1 else None
+    operands = list(ins.operands)
+    put = _reduction(ins, reduce, operands.pop(0)) if reduce else None
+    source = predicate(ins, operands.pop()) if reduce else None
+    number = scalar(program, ins, operands[0])
+    count = scalar(program, ins, operands[1]) if len(operands) > 1 else None
     if op == "arrive" and count is None:
         raise Unsupported(ins, "arrive needs a thread count")
 
@@ -56,7 +59,10 @@ def make_bar(program: Program, ins: Instr) -> Run | None:
         whole = mask | w.exited == FULL
         threads = 32 if whole else mask.bit_count()
         expected = count(w, lane) if count is not None else -(-cta.machine.threads // 32) * 32
-        if bar.join(w, threads, expected, op == "sync"):
+        if source is not None:
+            bar.votes.append((w, mask, source(w), put))
+        if bar.join(w, threads, expected, op != "arrive"):
+            bar.reduce()
             woken = bar.complete()
             cta.machine.wake([x for x in woken if x is not w])
             return None
@@ -66,6 +72,21 @@ def make_bar(program: Program, ins: Instr) -> Run | None:
         return SLEEP
 
     return run
+
+
+def _reduction(ins: Instr, op: str, dst: object) -> Callable[[Warp, int, list[tuple[int, int]]], None]:
+    """Writer of bar.red's result: gets the warp, its lanes, and (lanes, predicate) of every warp."""
+    if not isinstance(dst, Reg) or dst.width != (32 if op == "popc" else 1):
+        raise Unsupported(ins, f"destination {dst!r} does not fit the reduction")
+
+    def put(w: Warp, mask: int, votes: list[tuple[int, int]]) -> None:
+        if op == "popc":
+            w.words[dst.offset // 4 : dst.offset // 4 + 32][lane_index(mask)] = sum((v & m).bit_count() for m, v in votes)
+        else:
+            pick = all(v & m == m for m, v in votes) if op == "and" else any(v & m for m, v in votes)
+            set_predicate(w, dst, mask, FULL if pick else 0)
+
+    return put
 
 
 def make_warp_barrier(program: Program, ins: Instr, parts: Parts) -> Run:
@@ -161,7 +182,7 @@ def mbar_address(program: Program, ins: Instr, op: object, cluster: bool | None)
 def make_mbarrier(program: Program, ins: Instr) -> Run:
     parts = Parts(ins)
     op = parts.need("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait", "pending_count")
-    expect = op == "arrive" and bool(parts.take("expect_tx"))
+    expect = op in ("arrive", "arrive_drop") and bool(parts.take("expect_tx"))
     nocomplete = bool(parts.take("noComplete"))
     parity = bool(parts.take("parity"))
     relaxed = bool(parts.take("relaxed"))
@@ -170,13 +191,13 @@ def make_mbarrier(program: Program, ins: Instr) -> Run:
     space = _space(parts)
     parts.take("b64")
     parts.done()
-    if op in ("arrive_drop", "pending_count") or nocomplete:
-        raise Unsupported(ins, f"mbarrier.{op} of this form is not modelled")
+    if op == "pending_count":
+        raise Unsupported(ins, f"mbarrier.{op} is not modelled")
     if op in ("init", "inval"):
         return _init(program, ins, space, op == "inval")
     if op in ("test_wait", "try_wait"):
         return _wait(program, ins, space, parity, relaxed, op == "try_wait")
-    return _arrive(program, ins, space, op, expect, relaxed)
+    return _arrive(program, ins, space, op, expect, relaxed, nocomplete)
 
 
 def _init(program: Program, ins: Instr, space: bool | None, invalidate: bool) -> Run:
@@ -206,10 +227,11 @@ def _init(program: Program, ins: Instr, space: bool | None, invalidate: bool) ->
     return run
 
 
-def _arrive(program: Program, ins: Instr, space: bool | None, op: str, expect: bool, relaxed: bool) -> Run:
+def _arrive(program: Program, ins: Instr, space: bool | None, op: str, expect: bool, relaxed: bool, nocomplete: bool) -> Run:
     operands = list(ins.operands)
     state = operands.pop(0) if not isinstance(operands[0], Address) else None
     address = mbar_address(program, ins, operands[0], space)
+    same = is_uniform(operands[0])
     extra = scalar(program, ins, operands[1]) if len(operands) > 1 else None
     if (expect or op in ("expect_tx", "complete_tx")) and extra is None:
         raise Unsupported(ins, "transaction count missing")
@@ -217,27 +239,31 @@ def _arrive(program: Program, ins: Instr, space: bool | None, op: str, expect: b
     def run(w: Warp, mask: int) -> None:
         lanes = lanes_of(mask)
         message = None
-        if op == "arrive":
+        if op in ("arrive", "arrive_drop"):
             message = w.fence_vc.copy() if relaxed else w.release()
             if relaxed:
                 message[TCGEN] = w.vc[TCGEN]
         groups: dict[tuple[int, bool], list[int]] = {}
-        for lane in lanes:
-            groups.setdefault(address(w, lane), []).append(lane)
+        if same(w, mask):
+            groups[address(w, lanes[0])] = lanes
+        else:
+            for lane in lanes:
+                groups.setdefault(address(w, lane), []).append(lane)
         for (at, remote), members in groups.items():
             cta, bar = find_mbar(w, at, remote, ins.opcode)
             phase = bar.phase
-            for lane in members:
-                value = extra(w, lane) if extra is not None else 1
-                if op == "complete_tx":
-                    bar.complete_tx(value, w.release())
-                elif op == "expect_tx":
-                    bar.expect(value)
-                elif expect:
-                    bar.expect(value - (1 << 32) if value >> 31 else value)
-            if op == "arrive":
-                count = len(members) if expect or extra is None else sum(extra(w, lane) for lane in members)
+            values = [extra(w, lane) for lane in members] if extra is not None else []
+            if op == "complete_tx":
+                bar.complete_tx(sum(values), w.release())
+            elif expect or op == "expect_tx":
+                bar.expect(sum(v - (1 << 32) if v >> 31 else v for v in values))
+            if op in ("arrive", "arrive_drop"):
+                count = len(members) if expect or extra is None else sum(values)
                 bar.arrive(count, message)
+                if op == "arrive_drop":
+                    bar.expected -= count
+                if nocomplete and bar.pending == 0:
+                    raise Fault("mbar-nocomplete", f"arrive.noComplete would complete {bar.state()}")
             cta.machine.settle(bar)
             if isinstance(state, Reg):
                 for lane in members:
@@ -255,12 +281,14 @@ def _wait(program: Program, ins: Instr, space: bool | None, parity: bool, relaxe
         raise Unsupported(ins, "a wait needs a predicate destination")
     address = mbar_address(program, ins, ins.operands[1], space)
     token = scalar(program, ins, ins.operands[2], 32 if parity else 64)
+    same_bar, same_token = is_uniform(ins.operands[1]), is_uniform(ins.operands[2])
 
     def run(w: Warp, mask: int) -> object:
         machine = w.cta.machine
         lane = first_lane(mask)
-        if mask & (mask - 1) and not _uniform(w, mask, address, token):
-            return run_lanes(w, mask)
+        if not (same_bar(w, mask) and same_token(w, mask)):
+            run_lanes(w, mask)
+            return None
         at, remote = address(w, lane)
         cta, bar = find_mbar(w, at, remote, ins.opcode)
         value = token(w, lane)
@@ -291,15 +319,6 @@ def _wait(program: Program, ins: Instr, space: bool | None, parity: bool, relaxe
             set_predicate(w, dst, 1 << lane, FULL if done else 0)
 
     return run
-
-
-def _uniform(w: Warp, mask: int, address: Callable[[Warp, int], tuple[int, bool]], token: Callable[[Warp, int], int]) -> bool:
-    lanes = lanes_of(mask)
-    first = address(w, lanes[0]), token(w, lanes[0])
-    last = address(w, lanes[-1]), token(w, lanes[-1])
-    if first != last:
-        return False
-    return all((address(w, k), token(w, k)) == first for k in lanes[1:-1:7])
 
 
 def _acquire(w: Warp, bar: Mbarrier, relaxed: bool) -> None:

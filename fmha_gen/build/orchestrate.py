@@ -162,47 +162,42 @@ def make_item(plan: KernelPlan, rendered: Rendered, code: str, log_dir: str, tim
     return BuildItem(plan, rendered, job, build_digest(job))
 
 
+class _Tally:
+    """Outcomes in the order of the items, told to `progress` as they come."""
+
+    def __init__(self, items: list[BuildItem], progress: Progress | None) -> None:
+        self.items, self.progress, self.done = items, progress, 0
+        self.compiled: list[CompiledKernel | None] = [None] * len(items)
+        self.results: list[KernelResult | None] = [None] * len(items)
+
+    def add(self, n: int, state: str, kernel: CompiledKernel | None = None, problem: str = "") -> None:
+        self.done += 1
+        self.compiled[n] = kernel
+        self.results[n] = result = _result(self.items[n], kernel, state, problem)
+        if self.progress is not None:
+            self.progress(result, self.done, len(self.items))
+
+
 def _compile_all(
     items: list[BuildItem], cache: BuildCache, jobs: int, options: BuildOptions
 ) -> tuple[list[CompiledKernel | None], list[KernelResult]]:
     """Every kernel from the cache or the compiler, in the order of `items`; failures as results, not exceptions."""
-    compiled: list[CompiledKernel | None] = [cache.load(i.key) for i in items]
-    results: list[KernelResult | None] = [None] * len(items)
-    done = 0
-
-    def finish(n: int, state: str, problem: str = "") -> None:
-        nonlocal done
-        done += 1
-        results[n] = result = _result(items[n], compiled[n], state, problem)
-        if options.progress is not None:
-            options.progress(result, done, len(items))
-
-    for n, kernel in enumerate(compiled):
-        if kernel is not None:
-            finish(n, "cached")
-    missing = [n for n, kernel in enumerate(compiled) if kernel is None]
+    tally = _Tally(items, options.progress)
+    for n, item in enumerate(items):
+        if (kernel := cache.load(item.key)) is not None:
+            tally.add(n, "cached", kernel)
     # Each task is a child process that a thread waits for, so that threads are all the pool that is needed.
     executor = options.executor or ThreadPoolExecutor(max_workers=jobs)
     futures: dict[Future[CompiledKernel], int] = {}
     try:
+        missing = [n for n, kernel in enumerate(tally.compiled) if kernel is None]
         futures = {executor.submit(compile_kernel, items[n].job): n for n in missing}
         for future in as_completed(futures):
             n = futures[future]
-            try:
-                kernel = future.result()
-            except CompileError as e:
-                finish(n, "failed", str(e))
-                continue
-            except FmhaGenError:
-                raise
-            except Exception as e:
-                if options.executor is None:
-                    raise
-                finish(n, "failed", f"{items[n].id}: its worker failed: {type(e).__name__}: {e}")  # lost, killed
-                continue
-            cache.store(items[n].key, kernel)
-            compiled[n] = kernel
-            finish(n, "compiled")
+            kernel, problem = _outcome(future, items[n].id, local=options.executor is None)
+            if kernel is not None:
+                cache.store(items[n].key, kernel)
+            tally.add(n, "failed" if kernel is None else "compiled", kernel, problem)
     except BaseException:
         for future in futures:
             future.cancel()
@@ -211,7 +206,21 @@ def _compile_all(
     finally:
         if options.executor is None:
             executor.shutdown()
-    return compiled, [r for r in results if r is not None]
+    return tally.compiled, [r for r in tally.results if r is not None]
+
+
+def _outcome(future: Future[CompiledKernel], kid: str, local: bool) -> tuple[CompiledKernel | None, str]:
+    """(kernel, "") or (None, why). What is no fault of one kernel is raised: a toolchain, a defect of this program."""
+    try:
+        return future.result(), ""
+    except CompileError as e:
+        return None, str(e)
+    except FmhaGenError:
+        raise
+    except Exception as e:
+        if local:
+            raise
+        return None, f"{kid}: its worker failed: {type(e).__name__}: {e}"  # lost, or killed
 
 
 def _result(item: BuildItem, kernel: CompiledKernel | None, state: str, problem: str) -> KernelResult:

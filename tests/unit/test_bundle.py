@@ -196,6 +196,18 @@ def test_newer_and_older_minors_are_read(root: Path):
     assert read_manifest(root).lse_base == "e"
 
 
+def test_bundles_of_every_published_minor_still_open(tmp_path: Path):
+    """A13: a bundle of each format that was ever published is kept, and must keep opening."""
+    kept = sorted(Path(__file__).parents[1].joinpath("data").glob("bundle-format-*"))
+    assert [p.name for p in kept] == ["bundle-format-1.0"]
+    for folder in kept:
+        copy = shutil.copytree(folder, tmp_path / folder.name)  # a checkout's modes depend on the umask
+        for p in [copy, *copy.rglob("*")]:
+            os.chmod(p, p.stat().st_mode & ~0o022)
+        checked = check_bundle(copy)
+        assert len(checked.records) == 2 and checked.unreferenced == ()
+
+
 def test_missing_and_mistyped_fields_are_named(root: Path):
     rewrite(root, lambda m: m["kernels"][1].pop("arch"))
     with pytest.raises(BundleError, match=r"kernels\[1\]: key 'arch' is missing"):

@@ -18,19 +18,19 @@ MAGIC = 12582912.0
 
 
 def max3(a: Float32, b: Float32, c: Float32) -> Float32:
-    """Largest of three; NaN operands are passed over."""
-    return inline_ptx("max.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c])
+    """Largest of three; NaN if any is."""
+    return inline_ptx("max.NaN.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c])
 
 
 def maximum(values: list[Float32], chains: int = 3) -> Float32:
-    """Largest of `values`, as independent chains of three-input maxima."""
+    """Largest of `values`, as independent chains of three-input maxima; NaN if any is."""
     acc, rest = values[:chains], values[chains:]
     for i in range(0, len(rest) - 1, 2):
         acc[i // 2 % chains] = max3(acc[i // 2 % chains], rest[i], rest[i + 1])
     acc += rest[len(rest) // 2 * 2 :]
     while len(acc) > 2:
         acc = [max3(*acc[:3]), *acc[3:]]
-    return acc[0] if len(acc) == 1 else cute.arch.fmax(acc[0], acc[1])
+    return acc[0] if len(acc) == 1 else cute.arch.fmax(acc[0], acc[1], nan=True)
 
 
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @arch_option
 @only_option
 @click.option("--dry-run", is_flag=True, help="List what would be built; compile and write nothing.")
+@click.option("--executor", metavar="dask://HOST:PORT", help="Compile on a dask.distributed cluster instead of here.")
 @click.option("--source", is_flag=True, help="Ship each kernel's rendered source beside its cubin.")
 @json_option
 def command(
@@ -40,6 +41,7 @@ def command(
     arch: str | None,
     only: str | None,
     dry_run: bool,
+    executor: str | None,
     source: bool,
     as_json: bool,
 ) -> None:
@@ -49,6 +51,7 @@ def command(
     build, by name; the others are kept for the next try and no manifest is written.
     """
     from ..build import BuildOptions, build_bundle
+    from ..build.executors import open_executor
     from ..spec import read_specs
 
     file = read_specs(specs, arch)
@@ -58,8 +61,8 @@ def command(
         bar.update(bar.task_ids[0], total=total)
         advance(kernel.id)
 
-    options = BuildOptions(jobs=jobs, only=only, dry_run=dry_run, source=source, progress=report)
-    with bar:
+    with bar, open_executor(executor) as cluster:
+        options = BuildOptions(jobs=jobs, only=only, dry_run=dry_run, source=source, executor=cluster, progress=report)
         result = build_bundle(file.bundle, file.specs, Path(out_dir), options)
     if as_json:
         print_json(_as_dict(result, dry_run))

@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 @only_option
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Scheduler seeds that must give the same bits.")
 @click.option("--quick", is_flag=True, help="A few problems and seeds a kernel instead of the full set.")
+@click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Kernels verified side by side.")
 @click.option("--proof", metavar="FILE", help="Where proof.json goes. Default: into the bundle.")
 @json_option
 def command(
-    bundle: str, driver: str, only: str | None, seeds: int | None, quick: bool, proof: str | None, as_json: bool
+    bundle: str,
+    driver: str,
+    only: str | None,
+    seeds: int | None,
+    quick: bool,
+    jobs: int | None,
+    proof: str | None,
+    as_json: bool,
 ) -> int:
     """Run a bundle's kernels against an fp64 reference, with every check of the simulator on.
 
@@ -35,7 +43,7 @@ def command(
         bar.update(bar.task_ids[0], total=total)
         advance(kernel.id)
 
-    options = VerifyOptions(driver=driver, only=only, seeds=seeds, quick=quick, proof=proof, progress=report)
+    options = VerifyOptions(driver=driver, only=only, seeds=seeds, quick=quick, jobs=jobs, proof=proof, progress=report)
     with bar:
         result = verify_bundle(bundle, options)
     if as_json:
@@ -46,7 +54,7 @@ def command(
 
 
 def _print(result: Report) -> None:
-    numbers = ("problems", "seeds", "worst error / bound", "seconds")
+    numbers = ("cases", "seeds", "worst error / bound", "seconds")
     t = table(None, "kernel", "verdict", *numbers, right=numbers)
     for k in result.kernels:
         verdict = "passed" if k.passed else "FAILED"

@@ -16,6 +16,12 @@ PACKAGE = Path(fmha_gen.__file__).parent
 # unit -> (units of fmha_gen that it may import, third-party packages that it may import). A unit is a module or package
 # directly under fmha_gen, or one module named with its path where that has rules of its own.
 BASE = {"errors"}
+BUILD_STAGES = {"__init__", "arch", "bundle", "compiler", "elf", "launch_rules", "manifest", "manifest_io", "plan"} | {
+    "render",
+    "resources",
+    "sass",
+    "spec",
+}
 RULES: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), set()),
     "errors": (set(), set()),
@@ -32,30 +38,15 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "sass": (BASE | {"elf"}, set()),
     "compiler": (BASE | {"elf", "manifest", "plan", "render", "sass"}, {"cutlass"}),
     "bundle": (BASE | {"manifest", "manifest_io", "elf"}, set()),
-    "build": (
-        BASE
-        | {
-            "launch_rules",
-            "__init__",
-            "arch",
-            "bundle",
-            "compiler",
-            "elf",
-            "manifest",
-            "manifest_io",
-            "plan",
-            "render",
-            "resources",
-        }
-        | {"sass", "spec"},
-        set(),
-    ),
+    "build": (BASE | BUILD_STAGES, set()),
+    "build/executors.py": (BASE, {"distributed"}),
     "runtime": (BASE | {"elf", "launch_rules", "manifest", "manifest_io"}, {"cuda"}),
     "sim": (BASE, {"numpy", "numba", "llvmlite"}),
     "sim/driver.py": (BASE | {"manifest", "runtime", "sim"}, {"numpy"}),
     "analyze": (BASE | {"arch", "manifest", "manifest_io", "plan", "sass"}, set()),
     "reference": (BASE, {"numpy"}),
     "run": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "runtime", "sim"}, {"numpy"}),
+    "verify": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "run", "runtime", "sim"}, {"numpy"}),
     "doctor": (BASE | {"__init__", "arch", "compiler", "resources", "runtime", "sass", "spec"}, set()),
     "__main__": ({"cli"}, {"click", "rich"}),
 }

@@ -34,7 +34,7 @@ MUTANTS = {
     ),
     "a commit left out": (r"tcgen05\.commit[^;]*;", "", 0, {"deadlock"}),
     "tensor memory not freed": (r"tcgen05\.dealloc[^;]*;", "", 0, {"tmem-leak"}),
-    "half of tensor memory allocated": (r"(tcgen05\.alloc\S+\s+\[%r2\+280\]), %r412;", r"\1, 256;", 0, {"tmem-unallocated"}),
+    "half of tensor memory allocated": (r"(tcgen05\.alloc\S+\s+\S+), %r412;", r"\1, 256;", 0, {"tmem-unallocated"}),
     "registers beyond the pool": (r"(setmaxnreg\.inc\.sync\.aligned\.u32)\s+192;", r"\1 208;", 0, {"deadlock"}),
     "operand stride halved": (r"(mov\.b32 smem_desc_b_hi), 0x40004040;", r"\1, 0x40004020;", 0, {"numbers"}),
     "operand major flipped": (r"mov\.b32 idesc, 0x8210490;", "mov.b32 idesc, 0x8200490;", 0, {"numbers"}),

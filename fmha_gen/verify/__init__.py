@@ -152,17 +152,20 @@ def _cores() -> int:
 
 
 def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
-    """Write proof.json whole. Earlier entries of kernels that were not verified now are kept.
+    """Write proof.json whole. Earlier entries of kernels that were not verified now are kept, and a full one outlives a
+    quick one of the same files that passed.
 
     Entries are keyed by kernel id and carry the digests of the PTX and cubin that they speak of: an entry whose digests
     are not those of the bundle's files proves nothing about it. Raises VerifyError.
     """
     kernels = _earlier(target)
     for k in report.kernels:
-        kernels[k.id] = {
+        entry = {
             "passed": k.passed, "driver": report.driver, "mode": "quick" if report.quick else "full",
             "ptx_sha256": k.ptx_sha256, "cubin_sha256": k.cubin_sha256, "cases": [_case(c) for c in k.cases],
         }  # fmt: skip
+        if not (report.quick and k.passed and _is_full(kernels.get(k.id), entry)):
+            kernels[k.id] = entry
     data = {
         "format_version": list(PROOF_FORMAT), "bundle": manifest.name, "bundle_version": manifest.version,
         "kernels": dict(sorted(kernels.items())),
@@ -176,6 +179,12 @@ def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
     except OSError as e:
         temporary.unlink(missing_ok=True)
         raise _not_writable(target, e) from None
+
+
+def _is_full(earlier: Any, entry: dict[str, Any]) -> bool:
+    """Whether the earlier entry shows more than the quick `entry`, of the same files on the same driver."""
+    keys = ("passed", "driver", "ptx_sha256", "cubin_sha256")
+    return isinstance(earlier, dict) and earlier.get("mode") == "full" and all(earlier.get(k) == entry[k] for k in keys)
 
 
 def _earlier(target: Path) -> dict[str, Any]:

@@ -149,7 +149,7 @@ class KernelCheck:
         with np.errstate(invalid="ignore"):
             error = np.abs(out - ref.out)
         share = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
-        return float(np.max(share, initial=0.0)), wrong
+        return float(np.max(np.nan_to_num(share, nan=np.inf), initial=0.0)), wrong
 
     def _reference(self, case: Case) -> Reference:
         key = (case.inputs_name, case.scale)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fmha_gen import manifest as m
 from fmha_gen.arch import ARCHS
+from fmha_gen.compiler import CompileJob, code_digest, compile_kernel
 from fmha_gen.compiler.gates import Expected
-from fmha_gen.compiler.run import CompileJob, compile_kernel
 from tests.launcher_fixtures import canonical_params, make_record, write_bundle
 
 SYMBOL = "launcher_probe_0"
@@ -22,7 +22,8 @@ def build(root: Path, arch: str) -> Path:
     params = canonical_params(base=ARCHS[arch].param_base_bytes)
     table = tuple((p.name, p.offset, p.size) for p in params)
     source = (Path(__file__).parent / "probe_kernel.py").read_text()
-    job = CompileJob("probe", source, Expected(arch, SYMBOL, table, THREADS, None), 0, str(root / "failed"))
+    expected = Expected(arch, SYMBOL, table, THREADS, None)
+    job = CompileJob("probe", source, expected, 0, str(root / "failed"), code_digest())
     compiled = compile_kernel(job)
     record, cubin, ptx = make_record(q_stage=1, arch=arch, smem=SMEM_BYTES, cubin=compiled.cubin, ptx=compiled.ptx)
     launch = m.LaunchRecord(THREADS, (1, 1, 1), SMEM_BYTES, m.Rule("persistent", {"rows": 128}))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import SimError
 from . import hb
 from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
-from .clocks import Access, Components
+from .clocks import HB, Access, Components
 from .codegen.builder import FAULT_UNINIT
 from .counters import Counters
 from .counting import Tally, collect
@@ -372,7 +372,8 @@ class Machine:
                 store.run()
             self.report("tcgen05-st-unwaited", "the warp ends without tcgen05.wait::st after this store", self.relaxed(), (w, store.instr))
         w.stores = []
-        if w.bulk_open.lanes or any(g.unread for g in w.bulk_groups):
+        observed = int(w.vc[HB, w.comp_bulk])
+        if w.bulk_open.lanes or any(g.sequence > observed for g in w.bulk_groups):
             self.report("bulk-exit", "the warp ends while bulk stores may still read its shared memory: no "
                         "cp.async.bulk.wait_group(.read) covers them", at=at)  # fmt: skip
 

@@ -112,7 +112,7 @@ class Warp:
 
     # -- knowledge ------------------------------------------------------------------------------------------------
     def release(self) -> NDArray[np.uint32]:
-        """Clock message of a release; later accesses of the warp get a new clock."""
+        """Clock message of a release, or of the issue of asynchronous work; later accesses of the warp get a new clock."""
         message = self.vc.copy()
         self.vc[HB, self.comp] += np.uint32(1)
         return message

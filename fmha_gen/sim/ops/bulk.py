@@ -161,7 +161,7 @@ def _tensor_load(program: Program, ins: Instr, rank: int, cluster: bool, multica
 
 
 def _launch_load(w: Warp, ins: Instr, tmap: TensorMap, plan: BoxPlan, target: Cta, local: int, bar_cta: Cta, bar: Mbarrier) -> None:
-    known = w.vc.copy()
+    known = w.release()
     phase = bar.phase
     machine = w.cta.machine
     at = (w, ins)
@@ -275,7 +275,7 @@ def _launch_store(w: Warp, ins: Instr, lanes: int, owner: Cta, local: int, size:
     group.lanes |= lanes
     group.unread += 1
     group.unwritten += 1
-    known = w.vc.copy()
+    known = w.release()
     at = (w, ins)
     access = Access(w.comp_bulk, group.sequence, known[HB], ins.index, comps.generic, known[ASYNC], "proxy")
 
@@ -340,7 +340,7 @@ def _bulk_load(program: Program, ins: Instr, spaces: list[str]) -> Run:
         target.smem.check(local, n, 16, ins.opcode)
         bar_cta, bar_local = resolve_shared(w, bar_address(w, lane)[0], True, ins.opcode)
         _, bar = async_mbar(w, bar_cta.rank << 24 | bar_local, True, ins.opcode)
-        known, phase, at = w.vc.copy(), bar.phase, (w, ins)
+        known, phase, at = w.release(), bar.phase, (w, ins)
         source = src(w, lane)
         owner, from_local = (w.cta, 0)
         if spaces[1] != "global":
@@ -492,7 +492,7 @@ def _cp_copy(program: Program, ins: Instr, parts: Parts) -> Run:
         source = src(w, lanes)
         counts = np.array([src_size(w, k) for k in lanes.tolist()] if src_size else [size] * lanes.size)
         w.cp_sequence += 1
-        known, sequence, at = w.vc.copy(), w.cp_sequence, (w, ins)
+        known, sequence, at = w.release(), w.cp_sequence, (w, ins)
         state = {"done": False}
 
         def copy() -> None:

@@ -332,7 +332,7 @@ class Queue:
 
     def learn(self) -> None:
         w = self.warp
-        np.maximum(self.vc, w.vc, out=self.vc)
+        np.maximum(self.vc, w.release(), out=self.vc)
         np.maximum(self.tview, w.tview, out=self.tview)
         self.vc[HB, self.comp] = self.clock
         self.tview[self.comp] = self.clock

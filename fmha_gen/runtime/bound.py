@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from .driver import BoundLaunch, Device, PackedLaunch
+from .driver import Addresses, BoundLaunch, Device, PackedLaunch
 
 
 class PreparedLaunch:
@@ -24,11 +22,16 @@ class PreparedLaunch:
         if self._bound is not None:
             self._bound(stream)
 
-    def rebind(self, addresses: Mapping[str, int]) -> PreparedLaunch:
+    def rebind(self, addresses: Addresses) -> PreparedLaunch:
         """The same launch on tensors of the same shapes and strides at other addresses.
 
-        addresses: of ``q k v out`` and, where it was given, ``lse``; aligned like the first ones (16 bytes, lse 4).
+        addresses: of q, k, v, out and lse (0 where it was not given), aligned like the first ones (16 bytes, lse 4).
         """
         if self._bound is None:
             return self
         return PreparedLaunch(self.kernel, self.device, self.packed, self._bound.rebind(addresses))
+
+    def launch_at(self, addresses: Addresses, stream: int) -> None:
+        """`rebind` for one call; nothing is kept."""
+        if self._bound is not None:
+            self._bound.launch_at(addresses, stream)

@@ -181,14 +181,12 @@ class Bundle:
 
         Raises ProblemError, SelectionError, BundleError, DriverError.
         """
+        handle = stream if type(stream) is int else stream_handle(stream, q, self.driver.image == "cubin")
         key = None
         if sink is None:
             key = self._cache.key(q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms))
-        launch = None if key is None else self._cache.find(key)
-        if launch is not None:
-            launch(stream if type(stream) is int else stream_handle(stream, q))
+        if key is not None and self._cache.launch(key, handle):
             return out
-        handle = stream_handle(stream, q, self.driver.image == "cubin")
         launch = self.prepare(
             q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
             sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,

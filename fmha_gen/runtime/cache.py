@@ -2,6 +2,9 @@
 
 Only torch tensors are cached: their metadata is cheap to read. A key holds everything that preparing looks at, so a
 hit is what preparing again would give. Entries refer to no tensor and keep no memory alive.
+
+Addresses that are new are written into a scratch block for one launch; those that come a second time get arguments of
+their own. So a caller whose addresses never repeat fills no memory.
 """
 
 from __future__ import annotations
@@ -9,19 +12,21 @@ from __future__ import annotations
 from typing import Any
 
 from .bound import PreparedLaunch
+from .driver import Addresses
 
 MAX_GEOMETRIES = 512
-MAX_ADDRESSES = 512  # per geometry; a prepared launch holds about 2 KiB
+MAX_ADDRESSES = 512  # per geometry; a prepared launch holds about 1 KiB
 
 
 class Geometry:
     """Launches that differ in addresses only. first: the one that was prepared in full."""
 
-    __slots__ = ("by_address", "first")
+    __slots__ = ("by_address", "first", "seen")
 
     def __init__(self, first: PreparedLaunch) -> None:
         self.first = first
-        self.by_address: dict[tuple[int, ...], PreparedLaunch] = {}
+        self.by_address: dict[Addresses, PreparedLaunch] = {}
+        self.seen: set[Addresses] = set()
 
 
 class LaunchCache:
@@ -32,7 +37,7 @@ class LaunchCache:
     def __init__(self) -> None:
         self._geometries: dict[Any, Geometry] = {}
 
-    def key(self, q: Any, k: Any, v: Any, out: Any, lse: Any, options: tuple[Any, ...]) -> tuple[Any, Any] | None:
+    def key(self, q: Any, k: Any, v: Any, out: Any, lse: Any, options: tuple[Any, ...]) -> tuple[Any, Addresses] | None:
         """(geometry, addresses) of a call on torch tensors; None where it cannot be cached."""
         try:
             geometry = (
@@ -46,31 +51,38 @@ class LaunchCache:
         except AttributeError:
             return None
 
-    def find(self, key: tuple[Any, Any]) -> PreparedLaunch | None:
-        """The launch for `key`, rebound to its addresses where only those are new; None when it must be prepared."""
+    def launch(self, key: tuple[Any, Addresses], stream: int) -> bool:
+        """Launch what was prepared for `key`, or for its geometry at other addresses. False: prepare it first."""
         try:
             geometry = self._geometries.get(key[0])
         except TypeError:  # an option that cannot be hashed, and so is wrong or rare
-            return None
+            return False
         if geometry is None:
-            return None
-        addresses = key[1]
-        found = geometry.by_address.get(addresses)
+            return False
+        found = geometry.by_address.get(key[1])
         if found is None:
-            found = self._rebind(geometry, addresses)
-        return found
+            return self._launch_moved(geometry, key[1], stream)
+        found(stream)
+        return True
 
-    def _rebind(self, geometry: Geometry, addresses: tuple[int, ...]) -> PreparedLaunch | None:
+    def _launch_moved(self, geometry: Geometry, addresses: Addresses, stream: int) -> bool:
         q, k, v, out, lse = addresses
         if (q | k | v | out) & 15 or lse & 3 or not (q and k and v and out):
-            return None  # preparing says what is wrong
-        launch = geometry.first.rebind({"q": q, "k": k, "v": v, "out": out, "lse": lse})
+            return False  # preparing says what is wrong
+        if addresses not in geometry.seen:
+            if len(geometry.seen) >= MAX_ADDRESSES:
+                geometry.seen = set()
+            geometry.seen.add(addresses)
+            geometry.first.launch_at(addresses, stream)
+            return True
+        launch = geometry.first.rebind(addresses)
         if len(geometry.by_address) >= MAX_ADDRESSES:
             geometry.by_address = {}
         geometry.by_address[addresses] = launch
-        return launch
+        launch(stream)
+        return True
 
-    def store(self, key: tuple[Any, Any], launch: PreparedLaunch) -> None:
+    def store(self, key: tuple[Any, Addresses], launch: PreparedLaunch) -> None:
         """Remember a launch that was prepared in full."""
         try:
             if len(self._geometries) >= MAX_GEOMETRIES:

@@ -6,12 +6,11 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DriverError
 from . import cuda_errors
-from .driver import Device, PackedLaunch, TensorMapArgs
+from .driver import ADDRESS_ORDER, Addresses, Device, PackedLaunch, TensorMapArgs
 
 if TYPE_CHECKING:
     from .cuda import CudaDriver, CudaKernel
@@ -106,7 +105,9 @@ class ArgumentBlock:
 class Shared:
     """What launches of one geometry share: everything but addresses. configs: stream -> launch configuration."""
 
-    __slots__ = ("configs", "context", "current", "device", "driver", "handle", "kernel", "launch", "lock", "packed")
+    __slots__ = (
+        "configs", "context", "current", "device", "driver", "handle", "kernel", "launch", "packed", "scratch"
+    )  # fmt: skip
 
     def __init__(
         self, driver: CudaDriver, kernel: CudaKernel, packed: PackedLaunch, device: Device, context: int
@@ -114,41 +115,55 @@ class Shared:
         self.driver, self.kernel, self.packed, self.device, self.context = driver, kernel, packed, device, context
         self.launch, self.current, self.handle = driver.api.cuLaunchKernelEx, driver.api.cuCtxGetCurrent, kernel.handle
         self.configs: dict[int, Any] = {}
-        self.lock = threading.Lock()
+        self.scratch = threading.local()  # .moves: this thread's `Moves`
 
 
 class CudaLaunch:
     """A prepared launch on one device: calling it is a context check and one driver call. Any thread may call it."""
 
-    __slots__ = ("_block", "_moves", "_params", "_shared")
+    __slots__ = ("_block", "_params", "_shared")
 
     def __init__(self, shared: Shared, block: ArgumentBlock) -> None:
         self._shared, self._block, self._params = shared, block, block.params
-        self._moves: Moves | None = None
 
     def __call__(self, stream: int) -> None:
         """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError."""
+        self._go(stream, self._params)
+
+    def _go(self, stream: int, params: int) -> None:
         shared = self._shared
         config = shared.configs.get(stream)
         if config is None:
             config = self._config(stream)
         result, current = shared.current()
         if not result and int(current) == shared.context:
-            (result,) = shared.launch(config, shared.handle, self._params, 0)
+            (result,) = shared.launch(config, shared.handle, params, 0)
         else:
             with shared.driver.context(shared.device.ordinal) as context:
                 shared.driver.enter(shared.kernel, context)
-                (result,) = shared.launch(config, shared.handle, self._params, 0)
+                (result,) = shared.launch(config, shared.handle, params, 0)
         if result:
             raise self._error(result)
 
-    def rebind(self, addresses: Mapping[str, int]) -> CudaLaunch:
+    def rebind(self, addresses: Addresses) -> CudaLaunch:
         """The same launch on tensors of the same geometry at other addresses. Raises DriverError."""
-        shared = self._shared
-        with shared.lock:
-            if self._moves is None:
-                self._moves = Moves(shared, self._block.copy())
-            return CudaLaunch(shared, self._moves.to(addresses))
+        return CudaLaunch(self._shared, self._moved(addresses).copy())
+
+    def launch_at(self, addresses: Addresses, stream: int) -> None:
+        """Launch once on tensors of the same geometry at other addresses, keeping nothing. Raises DriverError.
+
+        The driver copies the arguments during the call, so that a thread's scratch block can be used again.
+        """
+        self._go(stream, self._moved(addresses).params)
+
+    def _moved(self, addresses: Addresses) -> ArgumentBlock:
+        """This thread's scratch block, with these addresses."""
+        scratch = self._shared.scratch
+        try:
+            moves = scratch.moves
+        except AttributeError:
+            moves = scratch.moves = Moves(self._shared, self._block.copy())
+        return moves.write(addresses)
 
     def _config(self, stream: int) -> Any:
         """A launch configuration per stream, so that calls from several threads share nothing that changes."""
@@ -183,42 +198,39 @@ class CudaLaunch:
 
 
 class Moves:
-    """Writes new addresses into a scratch block, of which each launch gets a copy. The caller holds the lock.
+    """Writes new addresses into a block of arguments; for one thread.
 
     cuTensorMapReplaceAddress gives the bytes of a fresh encoding at a third of its cost; bit 85 is cleared again.
     """
 
-    __slots__ = ("_api", "_maps", "_pointers", "_scratch")
+    __slots__ = ("_api", "_block", "_maps", "_pointers")
 
-    def __init__(self, shared: Shared, scratch: ArgumentBlock) -> None:
-        self._api, self._scratch = shared.driver.api, scratch
-        self._maps: list[
-            tuple[str, Any, int]
-        ] = []  # tensor, the map in the scratch block, its address if bit 85 counts
-        self._pointers: list[tuple[str, int]] = []
+    def __init__(self, shared: Shared, block: ArgumentBlock) -> None:
+        self._api, self._block = shared.driver.api, block
+        self._maps: list[tuple[int, Any, int]] = []  # index into Addresses, the map, its address if bit 85 counts
+        self._pointers: list[tuple[int, int]] = []  # index into Addresses, offset in the block's memory
         packed = shared.packed
-        for name, kind, arg, offset in zip(
-            packed.names, packed.kinds, packed.args, scratch.layout.offsets, strict=True
-        ):
-            at = scratch.base + offset
+        for name, kind, arg, offset in zip(packed.names, packed.kinds, packed.args, block.layout.offsets, strict=True):
             if isinstance(arg, TensorMapArgs):
+                at = block.base + offset
                 small = needs_bit_85_cleared(arg, shared.device)
-                self._maps.append((arg.memory, self._api.CUtensorMap(at), at if small else 0))
+                self._maps.append((ADDRESS_ORDER.index(arg.memory), self._api.CUtensorMap(at), at if small else 0))
             elif kind == "pointer" and arg:
-                self._pointers.append((name, scratch.shift + offset))
+                self._pointers.append((ADDRESS_ORDER.index(name), block.shift + offset))
 
-    def to(self, addresses: Mapping[str, int]) -> ArgumentBlock:
-        """A block with these addresses. Raises DriverError."""
-        replace, scratch = self._api.cuTensorMapReplaceAddress, self._scratch
-        for tensor, view, small in self._maps:
-            (result,) = replace(view, addresses[tensor])
+    def write(self, addresses: Addresses) -> ArgumentBlock:
+        """The block with these addresses. Raises DriverError."""
+        replace, block = self._api.cuTensorMapReplaceAddress, self._block
+        for index, view, small in self._maps:
+            (result,) = replace(view, addresses[index])
             if result:
-                raise cuda_errors.error(self._api, result, f"{tensor}: tensor map at {addresses[tensor]:#x}")
+                name = ADDRESS_ORDER[index]
+                raise cuda_errors.error(self._api, result, f"{name}: tensor map at {addresses[index]:#x}")
             if small:
                 clear_bit_85(small)
-        for tensor, offset in self._pointers:
-            _POINTER.pack_into(scratch.memory, offset, addresses[tensor])
-        return scratch.copy()
+        for index, offset in self._pointers:
+            _POINTER.pack_into(block.memory, offset, addresses[index])
+        return block
 
 
 _POINTER = struct.Struct("Q")

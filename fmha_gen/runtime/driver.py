@@ -90,13 +90,21 @@ class PackedLaunch:
     args: tuple[Argument, ...]
 
 
+ADDRESS_ORDER = ("q", "k", "v", "out", "lse")
+Addresses = tuple[int, ...]
+"""Of the tensors in ADDRESS_ORDER; lse is 0 where it is not wanted."""
+
+
 class BoundLaunch(Protocol):
     """A launch with everything bound that can be: calling it is one trip to the driver. Any thread may call it."""
 
     def __call__(self, stream: int) -> None: ...
 
-    def rebind(self, addresses: Mapping[str, int]) -> BoundLaunch:
-        """The same launch on tensors (name -> address) of the same geometry, aligned as it needs."""
+    def rebind(self, addresses: Addresses) -> BoundLaunch:
+        """The same launch on tensors of the same geometry, aligned as it needs, at other addresses."""
+
+    def launch_at(self, addresses: Addresses, stream: int) -> None:
+        """`rebind` for one call."""
 
 
 class Driver(Protocol):

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..errors import BundleError, ProblemError, SimError
 from ..manifest import KernelRecord
-from ..runtime.driver import ARCH_CAPABILITY, Device, PackedLaunch, TensorMapArgs
+from ..runtime.driver import ADDRESS_ORDER, ARCH_CAPABILITY, Addresses, Device, PackedLaunch, TensorMapArgs
 from ..runtime.tensors import HOST, TensorArg
 from .findings import Result
 from .launch import Launch, Param, prepare, run
@@ -176,13 +176,18 @@ class SimLaunch:
     def __call__(self, stream: int) -> None:
         self._driver.execute(self._kernel, self.launch)
 
-    def rebind(self, addresses: Mapping[str, int]) -> SimLaunch:
+    def launch_at(self, addresses: Addresses, stream: int) -> None:
+        """`rebind` for one call."""
+        self.rebind(addresses)(stream)
+
+    def rebind(self, addresses: Addresses) -> SimLaunch:
         """The same launch on tensors of the same geometry at other addresses."""
         packed = self._packed
+        at = dict(zip(ADDRESS_ORDER, addresses, strict=True))
         args = tuple(
-            dataclasses.replace(arg, address=addresses[arg.memory])
+            dataclasses.replace(arg, address=at[arg.memory])
             if isinstance(arg, TensorMapArgs)
-            else addresses[name]
+            else at[name]
             if kind == "pointer" and arg
             else arg
             for name, kind, arg in zip(packed.names, packed.kinds, packed.args, strict=True)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -467,17 +468,47 @@ def test_repeated_calls_prepare_once_and_rebind_addresses(tmp_path: Path) -> Non
     bundle = open_bundle(tmp_path, api)
     lse = TensorArg.contiguous(0x900000, (2, 8, 300), "float32", 0)
     named = tensors() | {"lse": lse}
-    for by in (0, 0x40, 0x40, 0):
-        bundle.attention(**moved(named, by), stream=5)
-    assert len(api.named("cuTensorMapEncodeTiled")) == 4 and len(api.named("cuTensorMapReplaceAddress")) == 4
     packed = bundle.prepare(**named).packed
     assert packed is not None
-    for launch, by in zip(api.launches, (0, 0x40, 0x40, 0), strict=True):
-        args = dict(zip(packed.names, read_arguments(launch.params, packed.kinds), strict=True))
+    encoded = len(api.named("cuTensorMapEncodeTiled"))
+    moves = (0, 0x40, 0x80, 0x40, 0x40, 0, 0x80)
+    for by in moves:
+        bundle.attention(**moved(named, by), stream=5)
+        args = dict(zip(packed.names, read_arguments(api.launches[-1].params, packed.kinds), strict=True))
         for i, name in enumerate(("tma_q", "tma_k", "tma_v", "tma_o")):
             assert int.from_bytes(args[name][:8], "little") == 0x100000 * (i + 1) + by
         assert args["lse"] == 0x900000 + by and args["seqlen_k"] == 500
-    assert api.launches[1].params == api.launches[2].params
+    assert len(api.named("cuTensorMapEncodeTiled")) == encoded + 4, "the geometry is encoded once"
+    params = [launch.params for launch in api.launches]
+    assert params[1] == params[2], "addresses seen once are launched from a scratch block"
+    assert params[3] == params[4] and len({params[0], params[1], params[3], params[6]}) == 4, "then they get their own"
+
+
+def test_threads_do_not_share_scratch_blocks(tmp_path: Path) -> None:
+    """New addresses from several threads at once: every launch sees its own."""
+    seen: list[tuple[int, int]] = []
+
+    class Slow(FakeCuda):
+        def cuLaunchKernelEx(self, config: Any, kernel: Any, params: int, extra: int) -> Any:
+            time.sleep(0.001)
+            first = read_arguments(params, ("tensor_map",))[0]
+            seen.append((config.hStream, int.from_bytes(first[:8], "little")))
+            return super().cuLaunchKernelEx(config, kernel, params, extra)
+
+    bundle = open_bundle(tmp_path, Slow())
+    bundle.attention(**moved(tensors(), 0), stream=1)
+
+    def work(n: int) -> None:
+        for i in range(20):
+            by = (n * 100 + i + 1) * 0x100
+            bundle.attention(**moved(tensors(), by), stream=0x100000 + by)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(seen) == 81 and all(stream == address for stream, address in seen[1:])
 
 
 def test_rebound_small_maps_lose_bit_85_again(tmp_path: Path) -> None:

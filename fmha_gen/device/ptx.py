@@ -8,6 +8,7 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.arch import inline_ptx
 
 
@@ -17,6 +18,12 @@ def smem_base() -> Int32:
 
 
 # Threads and warps.
+
+
+def grid_size() -> Int32:
+    """CTAs of the grid's x dimension, read here and now: a value that loops carry costs a register."""
+    # Volatile, or the compiler would read it once; inline_ptx has no spelling for a special register.
+    return Int32(llvm.inline_asm(Int32.mlir_type, [], "mov.u32 $0, %nctaid.x;", "=r", has_side_effects=True))
 
 
 def elect_one():
@@ -175,4 +182,15 @@ def load_matrices(addr: Int32) -> list[Int32]:
             write_only_types=[Int32] * 4,
             read_only_args=[addr],
         )
+    )
+
+
+def block_boundary(never_negative: Int32) -> None:
+    """End a basic block here: arithmetic stays on its side of this point.
+
+    ptxas moves arithmetic freely across barriers and waits of a block. The argument is a value that is never negative
+    but that the compiler cannot know; the branch is never taken.
+    """
+    inline_ptx(
+        "{ .reg .pred p; setp.lt.s32 p, {$r0}, 0;\nAGAIN:\n@p bra AGAIN;\n}", read_only_args=[never_negative]
     )

@@ -14,6 +14,7 @@ MAX_EXTENT = 2**31 - 1  # lengths and head counts are 32-bit in the kernels, as 
 TMA_ALIGN_BYTES = 16
 TMA_STRIDE_LIMIT_BYTES = 2**40
 LOG2_E = math.log2(math.e)
+F32_SMALLEST_NORMAL = 2.0**-126
 F32_MAX = 3.4028234663852886e38
 ELEMENTS = ("bf16", "fp16")
 _AXES = {
@@ -79,9 +80,13 @@ class Problem:
 
     @property
     def softmax_scale_log2(self) -> float:
-        """softmax_scale * log2(e), what the kernels multiply by before exp2."""
+        """softmax_scale * log2(e), what the kernels multiply by before exp2; at least the smallest normal float32.
+
+        A scale of zero asks for uniform weights. Kernels mark masked scores -inf before they scale, and 0 * -inf is NaN;
+        2^-126 gives the same weights for every score below 2^116 and keeps -inf.
+        """
         assert self.softmax_scale is not None
-        return self.softmax_scale * LOG2_E
+        return max(self.softmax_scale * LOG2_E, F32_SMALLEST_NORMAL)
 
     @property
     def empty(self) -> bool:

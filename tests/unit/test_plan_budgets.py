@@ -129,16 +129,19 @@ def test_tmem_maps() -> None:
 
 
 def test_the_auto_register_splits() -> None:
-    """FlashAttention-4's B200 splits for one CTA; with one Q tile the empty warpgroup's share goes to the others."""
+    """FlashAttention-4's B200 splits for one CTA, but for 8 registers below head_dim 96 (measured: 64 would spill).
+
+    With one Q tile the empty warpgroup's share goes to the others.
+    """
     want = {
-        (64, "full", 2): (200, 64, 48),
-        (64, "causal", 2): (200, 64, 48),
+        (64, "full", 2): (200, 72, 40),
+        (64, "causal", 2): (200, 72, 40),
         (96, "full", 2): (192, 80, 48),
         (128, "full", 2): (192, 80, 48),
         (128, "causal", 2): (192, 72, 56),
         (192, "full", 2): (192, 72, 56),
         (192, "causal", 2): (192, 72, 56),
-        (64, "full", 1): (200, 64, 120),
+        (64, "full", 1): (200, 72, 120),
         (128, "full", 1): (192, 80, 120),
     }
     for (d, mask, q_stage), split in want.items():
@@ -150,11 +153,11 @@ def test_the_auto_register_splits() -> None:
 
 def test_wider_blocks_take_more_softmax_registers() -> None:
     wide = dataclasses.replace(SPEC, head_dim_qk=64, head_dim_v=64, q_stage=1)
-    assert make_plan(dataclasses.replace(wide, tile_n=160)).spec.registers == (224, 64, 112)
+    assert make_plan(dataclasses.replace(wide, tile_n=160)).spec.registers == (224, 72, 104)
     plan = make_plan(dataclasses.replace(wide, tile_n=192))
-    assert plan.spec.registers == (256, 64, 96)
+    assert plan.spec.registers == (256, 72, 88)
     assert "a row of S and 64 more" in dict(plan.reasons)["registers"]
-    assert make_plan(dataclasses.replace(wide, tile_n=96)).spec.registers == (200, 64, 120)
+    assert make_plan(dataclasses.replace(wide, tile_n=96)).spec.registers == (200, 72, 120)
 
 
 def test_every_warp_has_one_role_and_every_warpgroup_one_count() -> None:

@@ -137,8 +137,14 @@ STATS_BARRIER_ID = 1
 
 @cute.jit
 def first_tile():
-    """(first tile of this CTA, CTAs of the grid): every role strides over the tiles alike."""
-    return cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+    """First tile of this CTA; every role strides over the tiles alike."""
+    return cute.arch.block_idx()[0]
+
+
+@cute.jit
+def next_tile(tile):
+    """The CTA's tile after this one."""
+    return tile + ptx.grid_size()
 
 
 @cute.jit
@@ -220,7 +226,7 @@ def softmax_role(mbar, smem, problem, group):
     scale_log2 = problem.softmax_scale_log2
     slot, s_parity = group, Int32(0)
     stats_parity = Int32(1)
-    tile, num_ctas = first_tile()
+    tile = first_tile()
     num_tiles = count_tiles(problem)
     while tile < num_tiles:
         m_block, _, _ = tile_coordinates(tile, problem)
@@ -253,7 +259,7 @@ def softmax_role(mbar, smem, problem, group):
             ptx.store_shared_f32(stats.address + STATS_SHIFT_BYTES, shift)
             ptx.named_barrier_arrive(stats.barrier_id, 64)
             stats_parity = stats_parity ^ 1
-        tile = tile + num_ctas
+        tile = next_tile(tile)
 
 
 @cute.jit
@@ -269,11 +275,12 @@ def new_shift(shift, block_max, stats, stats_parity, scale_log2):
     """Lazy rescale: the shift (minus the scaled maximum) moves only when the maximum grew by RESCALE_THRESHOLD or more.
 
     Publishes the factor for O and the row sum to the correction warps. Returns (shift, factor). NO_MAX makes the first
-    block with a key move the shift, with factor 0; a block without keys (maximum -inf) leaves it.
+    block with a key move the shift, with factor 0; a block without keys (maximum -inf) leaves it. A NaN logit makes the
+    shift NaN, and so the row, wherever its key lies.
     """
     growth = softmax.fma(block_max, -scale_log2, -shift)
     factor = Float32(1.0)
-    if growth < -RESCALE_THRESHOLD:
+    if not growth >= -RESCALE_THRESHOLD:
         factor = cute.arch.exp2(growth)
         shift = block_max * -scale_log2
     ptx.mbarrier_wait(stats.empty_mbar, stats_parity)
@@ -349,7 +356,7 @@ def correction_role(mbar, smem, problem):
     warp = cute.arch.make_warp_uniform(thread // 32)
     quadrant = warp << 21
     o_parity, epi_parity = Int32(0), Int32(1)
-    tile, num_ctas = first_tile()
+    tile = first_tile()
     num_tiles = count_tiles(problem)
     while tile < num_tiles:
         m_block, head, b = tile_coordinates(tile, problem)
@@ -383,7 +390,7 @@ def correction_role(mbar, smem, problem):
                 ptx.mbarrier_arrive(mbar + (EPI_FULL_MBAR + 8 * t))
                 write_lse(problem, row + t * TILE_M, head, b, Float32(0.0), Float32(0.0))
         epi_parity = epi_parity ^ 1
-        tile = tile + num_ctas
+        tile = next_tile(tile)
 
 
 @cute.jit
@@ -421,15 +428,15 @@ def write_o(o_tile, tmem_o, row_sum, thread):
 
     A row without keys becomes 0 whatever its accumulator holds.
     """
-    keys = row_sum != 0.0
-    inverse = cute.arch.rcp_approx(row_sum)
-    keep = cutlass.select_(keys, Int32(-1), Int32(0))
+    empty = row_sum == 0.0
+    inverse = cute.arch.rcp_approx(cutlass.select_(empty, Float32(1.0), row_sum))
     for first in cutlass.range_constexpr(0, HEAD_DIM_V, EPILOGUE_COLS):
         o = tmem.load_row(tmem_o + first, EPILOGUE_COLS)
+        if empty:
+            o = [Float32(0.0)] * EPILOGUE_COLS
         packed = softmax.pack(softmax.scale(o, inverse), PACK_FORMAT)
         for word in cutlass.range_constexpr(0, EPILOGUE_COLS // 2, 4):
-            values = [packed[word + i] & keep for i in range(4)]
-            ptx.store_shared_v4(o_chunk_address(o_tile, first + 2 * word, thread), values)
+            ptx.store_shared_v4(o_chunk_address(o_tile, first + 2 * word, thread), packed[word : word + 4])
 
 
 @cute.jit
@@ -465,7 +472,7 @@ def mma_role(mbar, smem, problem):
     q_parity = Int32(0)
     stage, parity = Int32(0), Int32(0)
     p_parity = Int32(0)
-    tile, num_ctas = first_tile()
+    tile = first_tile()
     num_tiles = count_tiles(problem)
     while tile < num_tiles:
         m_block, _, _ = tile_coordinates(tile, problem)
@@ -505,7 +512,7 @@ def mma_role(mbar, smem, problem):
             stage, parity = next_stage(stage, parity)
             p_parity = p_parity ^ 1
             q_parity = q_parity ^ 1
-        tile = tile + num_ctas
+        tile = next_tile(tile)
 
 
 @cute.jit
@@ -555,7 +562,7 @@ def commit(bar):
 def epilogue_role(tma_o, mbar, smem, problem):
     """Epilogue warp, one elected thread: TMA stores of O tiles; rows past seqlen_q are clipped by the map."""
     parity = Int32(0)
-    tile, num_ctas = first_tile()
+    tile = first_tile()
     num_tiles = count_tiles(problem)
     while tile < num_tiles:
         m_block, head, b = tile_coordinates(tile, problem)
@@ -570,7 +577,7 @@ def epilogue_role(tma_o, mbar, smem, problem):
             ptx.bulk_wait_group_read(Q_STAGE - 1 - t)
             ptx.mbarrier_arrive(mbar + (EPI_EMPTY_MBAR + 8 * t))
         parity = parity ^ 1
-        tile = tile + num_ctas
+        tile = next_tile(tile)
     ptx.bulk_wait_group(0)
 
 
@@ -580,7 +587,7 @@ def load_role(tma_q, tma_k, tma_v, mbar, smem, problem):
     kv_ratio = problem.num_heads_q // problem.num_heads_kv
     q_parity = Int32(1)
     stage, parity = Int32(0), Int32(1)
-    tile, num_ctas = first_tile()
+    tile = first_tile()
     num_tiles = count_tiles(problem)
     while tile < num_tiles:
         m_block, head, b = tile_coordinates(tile, problem)
@@ -599,7 +606,7 @@ def load_role(tma_q, tma_k, tma_v, mbar, smem, problem):
                 key = key - TILE_N
                 stage, parity = load_k(tma_k, mbar, smem, stage, parity, key, kv_head, b)
                 stage, parity = load_v(tma_v, mbar, smem, stage, parity, key, kv_head, b)
-        tile = tile + num_ctas
+        tile = next_tile(tile)
 
 
 @cute.jit

@@ -310,3 +310,8 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise BundleError(f"{where}: key {f.name!r} is missing; the manifest is damaged or was edited")
     return cls(**kwargs)
+
+
+# Made at import, so that opening a bundle and reading its first record do not pay for them.
+for _cls in (Manifest, KernelRecord):
+    _converter(_cls)

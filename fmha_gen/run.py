@@ -120,7 +120,8 @@ def open_executor(bundle: str | os.PathLike[str], options: RunOptions) -> Execut
         raise ProblemError(f"driver: {options.driver!r}; it is one of auto, sim, cuda")
     if options.driver == "sim":
         return open_simulator(bundle, options)
-    cuda = CudaExecutor(Bundle.open(bundle, CudaDriver()))
+    driver = CudaDriver()
+    cuda = CudaExecutor(Bundle.open(bundle, driver), driver)
     if options.driver == "cuda" or cuda.usable(options.variant):
         return cuda
     return open_simulator(bundle, options)
@@ -139,20 +140,20 @@ class CudaExecutor:
     """Runs on CUDA device 0."""
 
     bundle: Bundle
+    driver: CudaDriver
     name: str = "cuda"
 
     def usable(self, variant: str | None) -> bool:
         """Whether a device runs a kernel of the bundle. No driver or no device is an answer, not an error."""
         try:
-            device = self.bundle.driver.device(0)
+            device = self.driver.device(0)
         except DriverError:
             return False
         entries = matching(self.bundle.kernels, variant)
         return any(ARCH_CAPABILITY.get(e.arch) == device.compute_capability for e in entries)
 
     def run(self, arrays: dict[str, Array], dtype: str, options: RunOptions) -> RunResult:
-        driver = self.bundle.driver
-        assert isinstance(driver, CudaDriver)
+        driver = self.driver
         with DeviceMemory(driver, driver.device(0)) as memory:
             host = with_outputs(arrays, dtype)
             tensors = {
@@ -257,9 +258,12 @@ def check_features(manifest: Manifest, arrays: dict[str, Array], options: RunOpt
 def read_npz(path: str) -> dict[str, Array]:
     """Arrays of an ``.npz`` file. Raises ProblemError: not readable, an array missing, unknown or of another type."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it holds one array, .npy")
+        with file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as e:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
         raise ProblemError(f"{path}: cannot be read as .npz ({e}); write it with numpy.savez") from None
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:

@@ -1,4 +1,4 @@
-"""What ``fmha-gen run`` calls: files, options, the choice of where to run. Kernels run in tests/sim and tests/device."""
+"""What `fmha-gen run` calls: files, options, the choice of where to run. Kernels run in tests/sim and tests/device."""
 
 from __future__ import annotations
 

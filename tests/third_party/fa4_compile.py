@@ -6,7 +6,8 @@ Runs under the interpreter that has flash-attn-4 (it needs torch and its own CuT
                                        "num_heads_kv": 4, "seqlen": 256}'
 
 seqlen only steers flash-attn-4's choice of configuration (one or two query tiles, CTA pairs); lengths, heads, batch and
-window of the compiled kernel are run-time values. Optional keys: "window" (bool), "sink" (bool), "softcap" (value).
+window of the compiled kernel are run-time values. Optional keys: "window" (bool), "sink" (bool), "softcap" (value),
+"dtype" ("bf16" or "e4m3").
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 NUM_SMS = 148  # of a B200: flash-attn-4 asks the device, and there is none
 
@@ -38,7 +40,7 @@ class _Device:
         return 126 << 20
 
 
-def main(output: str, config: dict[str, float]) -> None:
+def main(output: str, config: dict[str, Any]) -> None:
     dump = tempfile.mkdtemp(prefix="fa4-")
     os.environ.update(
         CUTE_DSL_ARCH="sm_100a", CUTE_DSL_KEEP="ptx", CUTE_DSL_DUMP_DIR=dump,
@@ -55,7 +57,8 @@ def main(output: str, config: dict[str, float]) -> None:
     from flash_attn.cute.interface import _flash_attn_fwd
 
     failure: Exception | None = None
-    kind = {"dtype": torch.bfloat16, "device": "cuda"}
+    dtype = torch.float8_e4m3fn if config.get("dtype") == "e4m3" else torch.bfloat16
+    kind = {"dtype": dtype, "device": "cuda"}
     with FakeTensorMode():
         q = torch.empty(2, config["seqlen"], config["num_heads_q"], config["head_dim_qk"], **kind)
         k = torch.empty(2, config["seqlen"], config["num_heads_kv"], config["head_dim_qk"], **kind)

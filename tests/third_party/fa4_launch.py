@@ -15,6 +15,7 @@ import numpy as np
 
 from fmha_gen.reference import from_bits, round_to, to_bits
 from fmha_gen.sim.tensormap import TensorMap
+from fmha_gen.sim.umma import decode_operand
 
 ADDRESSES = {
     "q": 0x7F10_0000_0000,
@@ -41,6 +42,7 @@ class Build:
     window: bool = False
     sink: bool = False
     softcap: float = 0.0
+    dtype: str = "bf16"  # of q, k and v; "e4m3" gives bf16 output
 
     @property
     def ratio(self) -> int:
@@ -53,10 +55,13 @@ class Build:
 
     @property
     def rows_per_tile(self) -> int:
-        return 128 if self.seqlen * self.ratio <= 128 else 256
+        """Query rows of one CTA's tile."""
+        return 128 if self.head_dim_v == 256 or self.seqlen * self.ratio <= 128 else 256
 
     @property
     def cluster(self) -> int:
+        if self.head_dim_v == 256:
+            return 2
         wide = (self.head_dim_qk, self.head_dim_v) in ((128, 128), (192, 128))
         return 2 if wide and not self.causal and self.seqlen * self.ratio > 256 else 1
 
@@ -101,15 +106,28 @@ def make_problem(build: Build, shape: Shape, seed: int, scale: float = 1.0) -> P
     """Normal inputs (queries times `scale`) in bf16; out is filled with NaN patterns and lse with NaN."""
     rng = np.random.default_rng(seed)
     heads_kv, heads_q = shape.num_heads_kv, shape.num_heads_kv * build.ratio
-    q = round_to(scale * rng.normal(size=(shape.batch, shape.seqlen_q, heads_q, build.head_dim_qk)), "bf16")
-    k = round_to(rng.normal(size=(shape.batch, shape.seqlen_k, heads_kv, build.head_dim_qk)), "bf16")
-    v = round_to(rng.normal(size=(shape.batch, shape.seqlen_k, heads_kv, build.head_dim_v)), "bf16")
-    memory = {name: to_bits(t, "bf16") for name, t in (("q", q), ("k", k), ("v", v))}
+    shapes = [(shape.batch, shape.seqlen_q, heads_q, build.head_dim_qk)]
+    shapes += [(shape.batch, shape.seqlen_k, heads_kv, dim) for dim in (build.head_dim_qk, build.head_dim_v)]
+    drawn = [rng.normal(size=s) * factor for s, factor in zip(shapes, (scale, 1, 1), strict=True)]
+    if build.dtype == "e4m3":
+        values, stored = zip(*map(_to_e4m3, drawn), strict=True)
+    else:
+        values, stored = [round_to(x, "bf16") for x in drawn], [to_bits(x, "bf16") for x in drawn]
+    q, k, v = values
+    memory = dict(zip("qkv", stored, strict=True))
     if build.sink:
         memory["sink"] = to_bits(rng.normal(size=heads_q) + 2, "bf16")
     memory["out"] = np.full((*q.shape[:3], build.head_dim_v), 0x7FFF, np.uint16)
     memory["lse"] = np.full((shape.batch, heads_q, shape.seqlen_q), np.nan, np.float32)
     return Problem(q, k, v, memory)
+
+
+def _to_e4m3(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(values, codes) nearest to `x`, which is within the type's range."""
+    codes = np.concatenate([np.arange(0x7F), np.arange(0x81, 0xFF)]).astype(np.uint8)
+    table = decode_operand(codes, "e4m3")
+    nearest = np.abs(x[..., None] - table).argmin(axis=-1)
+    return table[nearest], codes[nearest]
 
 
 def divisor(d: int) -> bytes:
@@ -123,6 +141,10 @@ def tensor_maps(build: Build, shape: Shape) -> list[TensorMap]:
     """Maps of q, k, v, out: dimensions (d, s, h, b), or (d, ratio, s, h, b) where query heads are packed."""
 
     def plain(name: str, dim: int, seqlen: int, heads: int, rows: int) -> TensorMap:
+        if build.dtype == "e4m3" and name != "out":
+            strides = (dim * heads, dim, dim * heads * seqlen)
+            extents = (dim, seqlen, heads, shape.batch)
+            return TensorMap("u8", ADDRESSES[name], extents, strides, (128, rows, 1, 1), swizzle="128B")
         width = 64 if dim % 64 == 0 else 32
         strides = (2 * dim * heads, 2 * dim, 2 * dim * heads * seqlen)
         return TensorMap("bf16", ADDRESSES[name], (dim, seqlen, heads, shape.batch), strides, (width, rows, 1, 1),

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 
-from fmha_gen.reference import check, reference
+from fmha_gen.reference import attention_fp64, check, reference
 from fmha_gen.sim import GlobalMemory, Launch, TensorMap, run
 from tests.third_party.fa4_launch import (
     ADDRESSES,
@@ -38,6 +38,8 @@ BUILDS = {
     "d128_causal_sink": Build(128, 128, True, sink=True),
     "d128_causal_softcap": Build(128, 128, True, softcap=2.0),
     "d128_causal_packed3": Build(128, 128, True, num_heads_q=6, num_heads_kv=2),
+    "d128_e4m3": Build(128, 128, False, dtype="e4m3"),
+    "d256_full_pair": Build(256, 256, False),
     "d128_full_pair": Build(128, 128, False, seqlen=4096),
     "d192_128_full_pair": Build(192, 128, False, seqlen=4096),
 }
@@ -62,6 +64,7 @@ CASES = [
     ("d128_causal_sink", Shape(1, 384, 257, num_heads_kv=2), 2),
     ("d128_causal_softcap", Shape(1, 257, 257), 2),
     ("d128_full_pair", Shape(1, 700, 257, num_sms=2), 3),
+    ("d256_full_pair", Shape(1, 384, 300), 2),
     ("d192_128_full_pair", Shape(1, 512, 384), 2),
 ]
 IDS = [f"{name}-b{s.batch}-q{s.seqlen_q}-k{s.seqlen_k}-h{s.num_heads_kv}-sm{s.num_sms}" for name, s, _ in CASES]
@@ -132,6 +135,18 @@ def test_queries_by_cp_async(fa4_ptx):
     problem.memory.update(outputs)
     ref = reference(problem.q, problem.k, problem.v, "bf16", causal=True)
     assert check(problem.out, problem.lse, ref, "bf16") == []
+
+
+def test_eight_bit_inputs(fa4_ptx):
+    """e4m3 operands, P in e4m3 (half an ulp: 2^-4), bf16 output."""
+    build, shape = BUILDS["d128_e4m3"], Shape(1, 300, 257)
+    ptx, problem = fa4_ptx(build), make_problem(build, shape, seed=4)
+    result, outputs = execute(ptx, build, shape, problem, seed=3)
+    assert result.errors == []
+    problem.memory.update(outputs)
+    ref = attention_fp64(problem.q, problem.k, problem.v)
+    assert (np.abs(problem.out - ref.out) <= 2**-8 * np.abs(ref.out) + 2**-4 * ref.abs_pv).all()
+    assert np.abs(problem.lse - ref.lse).max() < 2e-4
 
 
 def test_large_and_lopsided_logits(fa4_ptx):

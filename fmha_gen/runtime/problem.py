@@ -82,8 +82,8 @@ class Problem:
     def softmax_scale_log2(self) -> float:
         """softmax_scale * log2(e), what the kernels multiply by before exp2; at least the smallest normal float32.
 
-        A scale of zero asks for uniform weights. Kernels mark masked scores -inf before they scale, and 0 * -inf is NaN;
-        2^-126 gives the same weights for every score below 2^116 and keeps -inf.
+        A scale of zero asks for uniform weights. Kernels mark masked scores -inf before they scale, and 0 * -inf is
+        NaN; 2^-126 gives the same weights for every score below 2^116 and keeps -inf.
         """
         assert self.softmax_scale is not None
         return max(self.softmax_scale * LOG2_E, F32_SMALLEST_NORMAL)

@@ -205,6 +205,8 @@ def test_s04_none_zero_and_explicit_scales_are_three_things() -> None:
     assert problem().softmax_scale == 1 / math.sqrt(128)
     assert problem(head_dim_qk=192).softmax_scale == 1 / math.sqrt(192)
     assert problem(softmax_scale=0.0).softmax_scale == 0.0
+    # what reaches the kernel is never 0 and never subnormal: masked scores are -inf, and 0 x -inf is NaN
+    assert problem(softmax_scale=0.0).softmax_scale_log2 == problem(softmax_scale=1e-42).softmax_scale_log2 == 2.0**-126
     assert problem(softmax_scale=1e-3).softmax_scale_log2 == pytest.approx(1e-3 * 1.4426950408889634)
 
 
@@ -227,6 +229,7 @@ def test_s04_c04_bad_scales_are_refused_by_name(value: object, words: str) -> No
      (2, 8, "no whole number"), (0, 2, "num_heads_q: 0"), (-4, 2, "num_heads_q: -4")],
 )  # fmt: skip
 def test_h02_z05_head_counts_are_refused_before_launch(heads_q: int, heads_kv: int, words: str) -> None:
+    """H02, Z05: 33 heads over 2, more KV heads than q heads, none at all."""
     with pytest.raises(ProblemError, match=words):
         problem(num_heads_q=heads_q, num_heads_kv=heads_kv)
 
@@ -239,6 +242,7 @@ def test_h01_every_whole_ratio_is_served(ratio: int) -> None:
 
 @pytest.mark.parametrize("empty", [{"batch": 0}, {"seqlen_q": 0}])
 def test_z05_no_queries_is_a_legal_problem(empty: dict[str, object]) -> None:
+    """Z05: batch 0 is no error."""
     assert problem(**empty).empty
     assert not problem(seqlen_k=0).empty
 
@@ -281,12 +285,14 @@ def test_z10_dtypes_are_listed_per_tensor_with_what_the_bundle_holds() -> None:
 @pytest.mark.parametrize(("offset", "says"), [(2, "offset 2"), (8, "offset 8")])
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
 def test_t05_misaligned_pointers_are_refused_in_words(name: str, offset: int, says: str) -> None:
+    """T05: 2 and 8 bytes off, in words, not as a fault of the kernel."""
     with pytest.raises(ProblemError, match=f"{name}: pointer must be 16-byte aligned, is at {says}"):
         describe_launch(**replaced(name, address=0x10000 + offset))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
 def test_t05_strides_that_tma_cannot_walk_are_refused_in_words(name: str) -> None:
+    """T05: odd row strides, and a last axis that is not contiguous."""
     heads = 8 if name in ("q", "out") else 2
     rows = 300 if name in ("q", "out") else 500
     with pytest.raises(ProblemError, match=rf"{name}: stride of axis 1 .* 1025 elements = 2050 bytes; .* 16 bytes"):

@@ -47,6 +47,7 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     cutlass, cuda = _import_dsl(job["dsl"], job["cuda_major"])
     import cutlass.cute as cute
 
+    _locate_at_callers()
     module = _load(job["source"])
     for name in ("host_entry", "trace_arguments", "KERNEL_NAME"):
         if not hasattr(module, name):
@@ -81,6 +82,14 @@ def _import_dsl(version: str, cuda_major: int) -> tuple[ModuleType, str]:
     if cuda.major != cuda_major:
         raise _WrongToolchain(f"the DSL loaded its CUDA {cuda.major} libraries, pinned is CUDA {cuda_major}")
     return cutlass, f"{cuda.major}.{cuda.minor}"
+
+
+def _locate_at_callers() -> None:
+    """Line information names the rendered source, not the helper that wrapped an instruction: it is the kernel's line
+    that tells one of twenty waits from another. Raises AttributeError if the DSL no longer has this list."""
+    from cutlass._mlir_helpers import op
+
+    op._FRAMEWORK_MODULE_PREFIXES = (*op._FRAMEWORK_MODULE_PREFIXES, "fmha_gen.device")
 
 
 class _hidden_driver:

@@ -22,6 +22,7 @@ SOURCE_NAME = "kernel.py"
 
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"')
+_ASM_BEGIN, _ASM_END = "// begin inline asm", "// end inline asm"
 _ROOTS = ("fmha_gen", "cutlass")
 
 
@@ -61,12 +62,14 @@ def build(plain: str, with_lines: str, source_path: str) -> LineMap:
     code = [(n, text) for n, line in enumerate(plain.splitlines(), 1) if (text := line.strip())]
     spans: list[tuple[int, int, int]] = []
     at, here = 0, (0, 0)
+    in_asm = False  # positions in there count the lines of the assembly text on from the line that wrote it
     for number, line in enumerate(with_lines.splitlines(), 1):
         text = line.strip()
         if m := _LOC.match(line):
-            if int(m[3]) and int(m[1]) in numbers:  # column 0 marks what the compiler added: it stays where it was
+            if int(m[3]) and int(m[1]) in numbers and not in_asm:  # column 0: compiler's own, it stays where it was
                 here = (numbers[int(m[1])], int(m[2]))
         elif text and not _FILE.match(line):
+            in_asm = text == _ASM_BEGIN or (in_asm and text != _ASM_END)
             if at >= len(code) or code[at][1] != text:
                 other = f"line {code[at][0]}: {code[at][1]!r}" if at < len(code) else "its end"
                 raise ValueError(f"line {number} with line information is {text!r}, without it is {other}")

@@ -9,7 +9,7 @@ from .bound import PreparedLaunch
 from .bundle import Bundle
 from .driver import Device, Driver
 from .problem import Problem
-from .select import explain, select
+from .select import covers, explain, select
 from .tensors import TensorArg
 
-__all__ = ["Bundle", "Device", "Driver", "PreparedLaunch", "Problem", "TensorArg", "explain", "select"]
+__all__ = ["Bundle", "Device", "Driver", "PreparedLaunch", "Problem", "TensorArg", "covers", "explain", "select"]

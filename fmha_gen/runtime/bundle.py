@@ -73,6 +73,11 @@ class Bundle:
         target = self.driver.device(device) if isinstance(device, int) else device
         return selection.select(self.manifest, problem, target, variant)
 
+    def covers(self, problem: Problem, device: Device | int = 0) -> tuple[str, ...]:
+        """Why no kernel serves `problem` on `device`; empty when one does. What `select` decides, without raising."""
+        target = self.driver.device(device) if isinstance(device, int) else device
+        return selection.covers(self.manifest, problem, target)
+
     # ---- loading
 
     def preload(self, pattern: str | None = None, device: int = 0, freeze: bool = False) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Which kernel of a bundle serves a problem on a device. Pure: no driver, no files, no state.
 
 `explain` gives every kernel with the reasons why it does not serve; `select` the best one that does, or SelectionError
-with the whole trace and the spec line that would add the kernel.
+with the whole trace and the spec line that would add the kernel; `covers` only whether there is one, and why not.
 """
 
 from __future__ import annotations
@@ -57,6 +57,18 @@ def runs_on(entry: KernelEntry, device: Device) -> bool:
 def explain(manifest: Manifest, problem: Problem, device: Device) -> list[tuple[KernelEntry, tuple[str, ...]]]:
     """Every kernel of the bundle, in manifest order, with its `reasons`."""
     return [(entry, reasons(entry, problem, device)) for entry in manifest.kernels]
+
+
+def covers(manifest: Manifest, problem: Problem, device: Device) -> tuple[str, ...]:
+    """Why no kernel of the bundle serves `problem` on `device`; empty when one does.
+
+    One line for each way in which the closest kernels, those with the fewest reasons, miss the problem.
+    """
+    trace = explain(manifest, problem, device)
+    if not trace:
+        return (f"bundle {manifest.name} {manifest.version} holds no kernel",)
+    fewest = min(len(why) for _, why in trace)
+    return tuple(dict.fromkeys("; ".join(why) for _, why in trace if len(why) == fewest)) if fewest else ()
 
 
 def select(manifest: Manifest, problem: Problem, device: Device, pattern: str | None = None) -> KernelEntry:

@@ -43,6 +43,8 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (BASE | {"elf", "launch_rules", "manifest", "manifest_io"}, {"cuda"}),
     "sim": (BASE, {"numpy", "numba", "llvmlite"}),
     "sim/driver.py": (BASE | {"manifest", "runtime", "sim"}, {"numpy"}),
+    "interop": (BASE | {"runtime"}, set()),
+    "interop/torch.py": (BASE | {"runtime", "interop"}, {"torch"}),
     "analyze": (BASE | {"arch", "manifest", "manifest_io", "plan", "sass"}, set()),
     "reference": (BASE, {"numpy"}),
     "run": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "runtime", "sim"}, {"numpy"}),

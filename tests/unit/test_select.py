@@ -11,7 +11,7 @@ import pytest
 
 from fmha_gen.arch import ARCHS
 from fmha_gen.errors import ProblemError, SelectionError
-from fmha_gen.runtime import Device, Problem, TensorArg, explain, select
+from fmha_gen.runtime import Device, Problem, TensorArg, covers, explain, select
 from fmha_gen.runtime.driver import ARCH_CAPABILITY
 from fmha_gen.runtime.problem import describe_launch, resolve_mask
 from fmha_gen.spec import read_specs
@@ -354,3 +354,29 @@ def test_t04_axes_of_extent_1_take_any_stride() -> None:
         one = {n: TensorArg(0x1000 * (i + 1), (1, 1, 1, 128), (odd, odd, odd, 1), "bf16", 0)
                for i, n in enumerate(("q", "k", "v", "out"))}  # fmt: skip
         assert describe_launch(**one).problem.num_heads_q == 1
+
+
+@pytest.mark.parametrize("device", [B200, dataclasses.replace(B200, compute_capability=(9, 0))])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"mask": "causal"}, {"mask": "causal", "dtype": "fp16"}, {"head_dim_qk": 96}, {"features": ("sink",)},
+     {"head_dim_qk": 192, "lse": True}],
+)  # fmt: skip
+def test_covers_says_what_select_decides(device: Device, changes: dict[str, object]) -> None:
+    found = covers(MANIFEST, problem(**changes), device)
+    try:
+        select(MANIFEST, problem(**changes), device)
+    except SelectionError:
+        assert found
+    else:
+        assert found == ()
+
+
+def test_covers_names_what_the_closest_kernels_lack_once() -> None:
+    assert covers(MANIFEST, problem(mask="causal", dtype="fp16"), B200) == (
+        "dtype bf16, wanted fp16", "mask full, wanted causal"
+    )  # fmt: skip
+    assert covers(MANIFEST, problem(head_dim_qk=96), B200) == (
+        "head_dim (128, 128), wanted (96, 128)", "head_dim (192, 128), wanted (96, 128)"
+    )  # fmt: skip
+    assert covers(small_manifest(), problem(), B200) == ("bundle core 0.1.0 holds no kernel",)

@@ -20,18 +20,16 @@ SOFTMAX_MIN, OTHER_MAX = 128, 128
 # 176 registers spill 24 bytes at tile_n 128, 200 spill 32 at 160 and 168 at 192. The compile gate has the last word.
 ROW_STATE_MIN, ROW_STATE = 48, 64
 
-# (softmax, correction) that FlashAttention-4 4.0.0b36 uses on B200, one CTA, TMA loads; "other" follows from the rule.
-# Keys: (head_dim_qk, mask), with None for any mask; DEFAULT_SPLIT is its "other head_dim >= 96". Its row for (192, 128)
-# says causal; full has the same loops and takes it too.
-# Below 96 it has 200/64/48. With 64 for correction the kernel here spills 2 to 10 times, by the number of emulated
-# exponentials; with 72, and 40 for the others, never (ptxas 13.4.59, d64 causal and full, bf16 and fp16, 2026-11-30).
-BELOW_96 = (200, 72)
-DEFAULT_SPLIT = (192, 80)
-SPLITS: dict[tuple[int, str | None], tuple[int, int]] = {
-    (128, "causal"): (192, 72),
-    (192, None): (192, 72),
-    (256, None): (256, 160),
-}
+# (softmax, correction); "other" follows from the rule. With two Q tiles that is 192/72/56, which FlashAttention-4
+# 4.0.0b36 uses on B200 for d128 causal and (192, 128). Its other splits were tried here too (full mask, bf16, ptxas
+# 13.4.59, 2026-11-30); issue slots of the unmasked softmax, correction and MMA loops:
+#   d64    200/64/48 spills in causal; 200/72/40: 579, 114, 153 (causal: MMA 177); 192/80/48: 582, 116, 149;
+#          192/72/56: 579, 114, 148
+#   d96    192/80/48: 558, 160, 179; 192/72/56: 555, 158, 176
+#   d128   192/80/48: 510, 204, 214; 192/72/56: 507, 202, 208
+SPLIT = (192, 72)
+# FlashAttention-4's for d256, one Q tile: the correction warps rescale rows twice as long.
+SPLITS: dict[int, tuple[int, int]] = {256: (256, 160)}
 
 
 def regs_per_warpgroup_thread(arch: Arch) -> int:
@@ -53,15 +51,10 @@ def auto_registers(spec: KernelSpec, arch: Arch) -> tuple[Registers, str]:
     """The split for a shape, and where it comes from. May not fit: `check_registers` says so."""
     q_stage = spec.q_stage
     assert q_stage is not None and spec.tile_n is not None
-    if spec.head_dim_qk < 96:
-        softmax, correction = BELOW_96
-        source = "FlashAttention-4's softmax share for head_dim below 96; correction has 72, as 64 spill"
-    else:
-        d = spec.head_dim_qk
-        key = next((k for k in ((d, spec.mask), (d, None)) if k in SPLITS), None)
-        softmax, correction = SPLITS[key] if key else DEFAULT_SPLIT
-        source = f"FlashAttention-4's split for head_dim {d}" if key else "FlashAttention-4's split for head_dim >= 96"
-    source += " (B200, one CTA)"
+    softmax, correction = SPLITS.get(spec.head_dim_qk, SPLIT)
+    source = "no spills and the fewest issue slots of the splits tried"
+    if spec.head_dim_qk in SPLITS:
+        source = f"FlashAttention-4's split for head_dim {spec.head_dim_qk}"
     row = min(spec.tile_n + ROW_STATE, REG_MAX)
     if row > softmax:
         softmax, source = row, f"a row of S and {ROW_STATE} more"

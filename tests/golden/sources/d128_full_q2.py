@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm100a-bf16-d128-full-q2
-spec       cf3a3f9f27e88430eea92c32fc77614daa51d8986d854bbe0ed445369c3d45dc
+spec       247f8f5b7de7810e1025cc0df5dcf6e6b65c59a21a1c71a216a0548a68da6258
 templates  (digest)
 """
 
@@ -16,7 +16,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import ptx, softmax, tiles, tmem, umma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm100a_bf16_d128_full_q2_cf3a3f9f"
+KERNEL_NAME = "fmha_fwd_sm100a_bf16_d128_full_q2_247f8f5b"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: ROWS_PER_TILE query rows of one head against blocks of TILE_N keys.
@@ -34,8 +34,8 @@ LOAD_WARP = 14
 NUM_THREADS = 512
 LAUNCH_REGS = 128
 SOFTMAX_REGS = 192
-CORRECTION_REGS = 80
-OTHER_REGS = 48
+CORRECTION_REGS = 72
+OTHER_REGS = 56
 
 # Shared memory, in bytes from its base.
 #        0  sQ             65536 B  Q tiles

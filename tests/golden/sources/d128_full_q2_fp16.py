@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm100a-fp16-d128-full-q2
-spec       fa2d8d1c42cadb187f402d7a76dfac5634e0ba9bb6e136c00ffad842bbade7c1
+spec       79155c9d084a5ce1b4be0c4153e4825b67ca376511d4aab1967d25ea9ce2c9aa
 templates  (digest)
 """
 
@@ -16,7 +16,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import ptx, softmax, tiles, tmem, umma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm100a_fp16_d128_full_q2_fa2d8d1c"
+KERNEL_NAME = "fmha_fwd_sm100a_fp16_d128_full_q2_79155c9d"
 DTYPE, PACK_FORMAT = cutlass.Float16, "f16"
 
 # Tiles: ROWS_PER_TILE query rows of one head against blocks of TILE_N keys.
@@ -34,8 +34,8 @@ LOAD_WARP = 14
 NUM_THREADS = 512
 LAUNCH_REGS = 128
 SOFTMAX_REGS = 192
-CORRECTION_REGS = 80
-OTHER_REGS = 48
+CORRECTION_REGS = 72
+OTHER_REGS = 56
 
 # Shared memory, in bytes from its base.
 #        0  sQ             65536 B  Q tiles

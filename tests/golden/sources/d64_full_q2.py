@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm100a-bf16-d64-full-q2
-spec       e2d8ff1cb753932d23ecd004db98d6809034aab6499a274910544253695c235d
+spec       12bb8942dc18050715746f0c4c661234ccb69f096e6787e986c6cd2436580be4
 templates  (digest)
 """
 
@@ -16,7 +16,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import ptx, softmax, tiles, tmem, umma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm100a_bf16_d64_full_q2_e2d8ff1c"
+KERNEL_NAME = "fmha_fwd_sm100a_bf16_d64_full_q2_12bb8942"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: ROWS_PER_TILE query rows of one head against blocks of TILE_N keys.
@@ -33,9 +33,9 @@ EPILOGUE_WARP = 13
 LOAD_WARP = 14
 NUM_THREADS = 512
 LAUNCH_REGS = 128
-SOFTMAX_REGS = 200
+SOFTMAX_REGS = 192
 CORRECTION_REGS = 72
-OTHER_REGS = 40
+OTHER_REGS = 56
 
 # Shared memory, in bytes from its base.
 #        0  sQ             32768 B  Q tiles

@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm100a-bf16-d96-full-q2
-spec       fc6157bc206fb53619bf21a84cf288d49b71e50e4068693ab13987a48761f30f
+spec       1d8101d43954ea390e3ce57cef1d1e37f3c1039495f1cb752ee67e4bfe790fc3
 templates  (digest)
 """
 
@@ -16,7 +16,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import ptx, softmax, tiles, tmem, umma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm100a_bf16_d96_full_q2_fc6157bc"
+KERNEL_NAME = "fmha_fwd_sm100a_bf16_d96_full_q2_1d8101d4"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: ROWS_PER_TILE query rows of one head against blocks of TILE_N keys.
@@ -34,8 +34,8 @@ LOAD_WARP = 14
 NUM_THREADS = 512
 LAUNCH_REGS = 128
 SOFTMAX_REGS = 192
-CORRECTION_REGS = 80
-OTHER_REGS = 48
+CORRECTION_REGS = 72
+OTHER_REGS = 56
 
 # Shared memory, in bytes from its base.
 #        0  sQ             49152 B  Q tiles

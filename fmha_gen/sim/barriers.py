@@ -38,8 +38,8 @@ class Mbarrier:
         return f"mbarrier {self.address:#x}"
 
     def state(self) -> str:
-        return (f"{self.where()} phase {self.phase} (parity {self.phase & 1} incomplete), pending arrivals {self.pending} of "
-                f"{self.expected}, tx {self.tx}")  # fmt: skip
+        phase = f"phase {self.phase} (parity {self.phase & 1} incomplete)"
+        return f"{self.where()} {phase}, pending arrivals {self.pending} of {self.expected}, tx {self.tx}"
 
     def arrive(self, count: int, message: NDArray[np.uint32] | None) -> None:
         if count > self.pending:
@@ -96,7 +96,9 @@ class NamedBarrier:
     def join(self, warp: Warp, lanes: int, expected: int, waits: bool) -> bool:
         """Count an arrival; True when it completes the barrier."""
         if expected % 32 or not expected:
-            raise Fault("bar-count", f"named barrier {self.number}: thread count {expected} is not a positive multiple of 32")
+            raise Fault(
+                "bar-count", f"named barrier {self.number}: thread count {expected} is not a positive multiple of 32"
+            )
         if self.arrived and expected != self.expected:
             raise Fault("bar-count", f"{self.state()}; this arrival says {expected} threads")
         if warp in self.members and lanes == 32:

@@ -56,7 +56,16 @@ class Access:
 
     __slots__ = ("clock", "comp", "hb", "pc", "second", "second_kind", "second_vc")
 
-    def __init__(self, comp: int, clock: int, hb_row: Clock, pc: int, second: NDArray[np.bool_], second_vc: Clock, second_kind: str) -> None:
+    def __init__(
+        self,
+        comp: int,
+        clock: int,
+        hb_row: Clock,
+        pc: int,
+        second: NDArray[np.bool_],
+        second_vc: Clock,
+        second_kind: str,
+    ) -> None:
         self.comp, self.clock, self.hb, self.pc = comp, clock, hb_row, pc
         self.second, self.second_vc, self.second_kind = second, second_vc, second_kind
 

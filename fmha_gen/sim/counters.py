@@ -30,7 +30,7 @@ class LoopCount:
 
 @dataclass(slots=True)
 class Counters:
-    """warps: warp id -> executed warp instructions (all CTAs); roles: the same by role; loops: role -> loops, in PTX order."""
+    """Executed warp instructions of all CTAs by warp id, by role, by role and opcode; loops by role in PTX order."""
 
     warps: dict[int, int] = field(default_factory=dict)
     roles: dict[str, int] = field(default_factory=dict)

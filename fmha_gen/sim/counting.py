@@ -36,7 +36,9 @@ def collect(program: Program, tally: Tally, roles: dict[int, str]) -> Counters:
         total = np.sum(tables, axis=0)
         out.opcodes[role] = _opcodes(program, total[0], None)
         per_block = np.bincount(blocks, total[0, :-1] * sizes, len(program.cfg.blocks)).astype(np.int64)
-        out.loops[role] = [found for loop in program.cfg.loops if (found := _loop(program, loop, total, per_block, tables)) is not None]
+        out.loops[role] = [
+            found for loop in program.cfg.loops if (found := _loop(program, loop, total, per_block, tables)) is not None
+        ]
     return out
 
 
@@ -51,9 +53,15 @@ def _loop(program: Program, loop: Loop, total: NDArray[np.int64], per_block: NDA
     inner = set().union(*(other.blocks for other in within))
     again = sum(_back_edges(program, other, total) for other in within if other.header == loop.header)
     return LoopCount(
-        ins.line, ins.loc, loop.depth, iterations=int(total[0, header]) - again,
-        instructions=int(sum(per_block[b] for b in loop.blocks)), own=int(sum(per_block[b] for b in loop.blocks - inner)),
-        warps=sum(bool(t[0, header]) for t in tables), by_opcode=_opcodes(program, total[0], loop.blocks))  # fmt: skip
+        ins.line,
+        ins.loc,
+        loop.depth,
+        iterations=int(total[0, header]) - again,
+        instructions=int(sum(per_block[b] for b in loop.blocks)),
+        own=int(sum(per_block[b] for b in loop.blocks - inner)),
+        warps=sum(bool(t[0, header]) for t in tables),
+        by_opcode=_opcodes(program, total[0], loop.blocks),
+    )
 
 
 def _back_edges(program: Program, loop: Loop, total: NDArray[np.int64]) -> int:

@@ -12,7 +12,7 @@ from .counters import Counters
 class Finding:
     """One problem, at the first place it was seen. severity: "fault" (the run stopped), "error" or "warning".
 
-    kind: a stable identifier (see docs/simulator.md). line: PTX line; loc: (source file, line) or None. count: times seen.
+    kind: stable identifier (docs/simulator.md). line: in the PTX; loc: (source file, line) or None; count: times seen.
     """
 
     kind: str

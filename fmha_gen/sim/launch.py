@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import SimError
-from .codegen.builder import HEADER_BYTES
 from .findings import Fault, Result
-from .machine import MAX_SMEM_BYTES, POOL_REGISTERS, Cluster, Cta, Machine, Params
+from .machine import MAX_SMEM_BYTES, POOL_REGISTERS, Cluster, Cta, Geometry, Machine, Params
 from .memory import GlobalMemory
 from .ops import bind
 from .program import Program, load
@@ -20,6 +20,8 @@ from .tensormap import PARAM_BYTES, TensorMap
 from .warp import Warp
 
 PROFILES = ("isa", "scoreboard")
+SM_COUNT = 148
+Special = int | NDArray[np.uint32]
 Param = bytes | int | float | TensorMap
 
 
@@ -121,13 +123,16 @@ def run(launch: Launch, memory: GlobalMemory, seed: int = 0, profile: str = "isa
     if kernel.reqntid and _dims(kernel.reqntid, "reqntid") != block:
         raise SimError(f"launch of {kernel.name}: block {block}; the kernel requires {kernel.reqntid}")
     if threads > 1024 or any(g % c for g, c in zip(grid, cluster, strict=True)):
-        raise SimError(f"launch of {kernel.name}: block {block} or grid {grid} with cluster {cluster} is not launchable")
+        raise SimError(
+            f"launch of {kernel.name}: block {block} or grid {grid} with cluster {cluster} is not launchable"
+        )
     smem_bytes = program.dynamic_smem_offset + launch.dynamic_smem_bytes
     if smem_bytes > MAX_SMEM_BYTES:
         raise SimError(f"launch of {kernel.name}: {smem_bytes} bytes of shared memory (1024 system + "
                        f"{smem_bytes - 1024}); {MAX_SMEM_BYTES} exist")  # fmt: skip
-    machine = Machine(program, memory, pack_params(kernel, launch.params), grid, block, cluster, smem_bytes,
-                      launch_registers(launch, kernel, threads), dict(launch.roles), seed, profile == "isa", max_steps)  # fmt: skip
+    packed = pack_params(kernel, launch.params)
+    geometry = Geometry(grid, block, cluster, smem_bytes, launch_registers(launch, kernel, threads))
+    machine = Machine(program, memory, packed, geometry, dict(launch.roles), seed, profile == "isa", max_steps)
     count = grid[0] * grid[1] * grid[2] // (cluster[0] * cluster[1] * cluster[2])
     chosen = range(count) if ctas is None else ctas
     fault = None
@@ -155,33 +160,59 @@ def make_cluster(machine: Machine, number: int) -> Cluster:
         linear = coords[0] + machine.grid[0] * (coords[1] + machine.grid[1] * coords[2])
         cta = Cta(machine, cluster, linear, coords, rank)  # type: ignore[arg-type]
         cluster.ctas.append(cta)
-        _add_warps(machine, cta, inside, corner, per)
+        _add_warps(machine, cta, _cta_specials(machine, cta, inside, corner, per))
     return cluster
 
 
-def _add_warps(machine: Machine, cta: Cta, inside: tuple[int, ...], corner: tuple[int, ...], clusters: tuple[int, ...]) -> None:
-    threads = machine.threads
+def _cta_specials(
+    machine: Machine, cta: Cta, inside: tuple[int, ...], corner: tuple[int, ...], clusters: tuple[int, ...]
+) -> dict[str, Special]:
+    """Special registers that all warps of a CTA share."""
     lane = np.arange(32, dtype=np.uint32)
-    specials: dict[str, object] = {"%laneid": lane, "%nwarpid": machine.warps_per_cta, "%smid": cta.number % 148, "%nsmid": 148,
-                                   "%cluster_ctarank": cta.rank, "%cluster_nctarank": machine.cluster_size,
-                                   "%dynamic_smem_size": machine.smem_bytes - machine.program.dynamic_smem_offset,
-                                   "%total_smem_size": machine.smem_bytes, "%is_explicit_cluster": int(machine.cluster_size > 1)}  # fmt: skip
-    for k, axis in enumerate("xyz"):
-        specials |= {f"%ntid.{axis}": machine.block[k], f"%ctaid.{axis}": cta.coords[k], f"%nctaid.{axis}": machine.grid[k],
-                     f"%clusterid.{axis}": corner[k], f"%nclusterid.{axis}": clusters[k],
-                     f"%cluster_ctaid.{axis}": inside[k], f"%cluster_nctaid.{axis}": machine.cluster_dims[k]}  # fmt: skip
     bit = np.uint32(1) << lane
-    specials |= {"%lanemask_eq": bit, "%lanemask_lt": bit - 1, "%lanemask_le": bit | (bit - 1),
-                 "%lanemask_gt": ~(bit | (bit - 1)), "%lanemask_ge": ~(bit - 1)}  # fmt: skip
+    out: dict[str, Special] = {
+        "%laneid": lane,
+        "%nwarpid": machine.warps_per_cta,
+        "%smid": cta.number % SM_COUNT,
+        "%nsmid": SM_COUNT,
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": machine.cluster_size,
+        "%is_explicit_cluster": int(machine.cluster_size > 1),
+        "%dynamic_smem_size": machine.smem_bytes - machine.program.dynamic_smem_offset,
+        "%total_smem_size": machine.smem_bytes,
+        "%lanemask_eq": bit,
+        "%lanemask_lt": bit - 1,
+        "%lanemask_le": bit | (bit - 1),
+        "%lanemask_gt": ~(bit | (bit - 1)),
+        "%lanemask_ge": ~(bit - 1),
+    }
+    dims = {
+        "%ntid": machine.block,
+        "%ctaid": cta.coords,
+        "%nctaid": machine.grid,
+        "%clusterid": corner,
+        "%nclusterid": clusters,
+        "%cluster_ctaid": inside,
+        "%cluster_nctaid": machine.cluster_dims,
+    }
+    return out | {f"{name}.{axis}": values[k] for name, values in dims.items() for k, axis in enumerate("xyz")}
+
+
+def _add_warps(machine: Machine, cta: Cta, specials: dict[str, Special]) -> None:
+    threads = machine.threads
+    bx, by = machine.block[0], machine.block[1]
     for index in range(machine.warps_per_cta):
-        w = Warp(cta, index, min(32, threads - 32 * index), machine.program, cta.cluster.comps, machine.roles.get(index, ""))
+        lanes = min(32, threads - 32 * index)
+        role = machine.roles.get(index, "")
+        w = Warp(cta, index, lanes, machine.program, cta.cluster.comps, role)
         tid = np.arange(32 * index, 32 * index + 32, dtype=np.uint32)
-        bx, by = machine.block[0], machine.block[1]
-        mine = {"%warpid": index, "%tid.x": tid % bx, "%tid.y": tid // bx % by, "%tid.z": tid // (bx * by)}
-        w.set_header(machine.params.data.ctypes.data, cta.rank << 24, specials | mine)  # type: ignore[arg-type]
+        mine: dict[str, Special] = {
+            "%warpid": index,
+            "%tid.x": tid % bx,
+            "%tid.y": tid // bx % by,
+            "%tid.z": tid // (bx * by),
+        }
+        w.set_header(machine.params.data.ctypes.data, cta.rank << 24, specials | mine)
         w.num_regs = machine.registers
         cta.warps.append(w)
         cta.live += 1
-
-
-__all__ = ["HEADER_BYTES", "Launch", "launch_registers", "pack_params", "prepare", "run"]

@@ -7,6 +7,7 @@ chance that a successful try_wait reports failure. Every seed must give the same
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SimError
-from . import hb
 from .barriers import ClusterBarrier, Mbarrier, NamedBarrier
-from .clocks import HB, Access, Components
+from .clocks import Components
 from .codegen.builder import FAULT_UNINIT
 from .counters import Counters
 from .counting import Tally, collect
-from .findings import Fault, Finding, Result
-from .memory import GlobalMemory, History, SharedMemory, TensorMemory
+from .endings import cluster_end_checks, dump, warp_end_checks
+from .findings import Fault, Result
+from .memory import GlobalMemory, SharedMemory, TensorMemory
 from .program import Program, Step
 from .ptx import Instr
+from .reporting import Reporter
 from .tensormap import TensorMap
 from .warp import Wait, Warp
 
@@ -45,10 +46,23 @@ class Params:
     maps: dict[int, TensorMap]
 
 
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Dimensions of a launch; smem_bytes: shared memory of a CTA with the system's part; registers: per thread."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    registers: int
+
+
 class Cta:
     """One CTA: shared and tensor memory, barriers, warps."""
 
-    def __init__(self, machine: Machine, cluster: Cluster, number: int, coords: tuple[int, int, int], rank: int) -> None:
+    def __init__(
+        self, machine: Machine, cluster: Cluster, number: int, coords: tuple[int, int, int], rank: int
+    ) -> None:
         self.machine, self.cluster, self.number, self.coords, self.rank = machine, cluster, number, coords, rank
         self.smem = SharedMemory(machine.smem_bytes)
         self.tmem = TensorMemory()
@@ -77,19 +91,27 @@ class Cluster:
         return sum(c.live for c in self.ctas)
 
 
-class Machine:
+class Machine(Reporter):
     """Runs one launch. Constructed by `launch.run`."""
 
-    def __init__(self, program: Program, memory: GlobalMemory, params: Params, grid: tuple[int, int, int],
-                 block: tuple[int, int, int], cluster: tuple[int, int, int], smem_bytes: int, registers: int,
-                 roles: dict[int, str], seed: int, isa: bool, max_steps: int) -> None:  # fmt: skip
-        self.program, self.memory, self.params = program, memory, params
-        self.grid, self.block, self.cluster_dims = grid, block, cluster
-        self.cluster_size = cluster[0] * cluster[1] * cluster[2]
-        self.threads = block[0] * block[1] * block[2]
+    def __init__(
+        self,
+        program: Program,
+        memory: GlobalMemory,
+        params: Params,
+        geometry: Geometry,
+        roles: dict[int, str],
+        seed: int,
+        isa: bool,
+        max_steps: int,
+    ) -> None:
+        super().__init__(program, isa)
+        self.memory, self.params, self.roles, self.max_steps = memory, params, roles, max_steps
+        self.grid, self.block, self.cluster_dims = geometry.grid, geometry.block, geometry.cluster
+        self.cluster_size = math.prod(geometry.cluster)
+        self.threads = math.prod(geometry.block)
         self.warps_per_cta = -(-self.threads // 32)
-        self.smem_bytes, self.registers, self.roles = smem_bytes, registers, roles
-        self.isa, self.max_steps = isa, max_steps
+        self.smem_bytes, self.registers = geometry.smem_bytes, geometry.registers
         self.rng = random.Random(seed)
         self.quantum = self.rng.choice((3, 30, 300))
         self.spurious = self.rng.choice((0.0, 0.2))
@@ -99,71 +121,9 @@ class Machine:
         self.sequence = 0
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.ready: list[Warp] = []
-        self.findings: dict[tuple[str, int, str], Finding] = {}
-        self.current: Warp | None = None
-        self.event_instr: tuple[Warp, Instr] | None = None
         self.progress = 0  # tick of the last one
         self.tally = Tally(len(program.steps) + 1)
         self.kinds = [_KINDS[s.kind] for s in program.steps]
-
-    # -- reports --------------------------------------------------------------------------------------------------
-    def report(self, kind: str, message: str, severity: str = "error", at: tuple[Warp, Instr] | None = None) -> None:
-        """Record a finding at `at` (default: the running instruction), once per kind, place and role."""
-        warp, instr = at or self.place()
-        line = instr.line if instr is not None else 0
-        key = (kind, line, (warp.role or str(warp.index)) if warp is not None else "")
-        if key in self.findings:
-            self.findings[key].count += 1
-            return
-        self.findings[key] = Finding(
-            kind, message, severity, warp.cta.number if warp else -1, warp.index if warp else -1,
-            warp.role if warp else "", line, instr.loc if instr else None, instr.text if instr else "")  # fmt: skip
-
-    def place(self) -> tuple[Warp, Instr]:
-        if self.event_instr is not None:
-            return self.event_instr
-        assert self.current is not None
-        return self.current, self.current.instr
-
-    def relaxed(self) -> str:
-        """Severity of what the ISA asks for but register dependencies give: an error in profile "isa"."""
-        return "error" if self.isa else "warning"
-
-    # -- access checks --------------------------------------------------------------------------------------------
-    def read(self, access: Access, history: History, cells: NDArray[np.int64], what: str, name: Callable[[int], str],
-             comps: Components, at: tuple[Warp, Instr] | None = None) -> None:  # fmt: skip
-        code, cell = access.read(history, cells)
-        if code:
-            self._describe(code, cell, access, history, what, name, comps, at)
-
-    def write(self, access: Access, history: History, cells: NDArray[np.int64], what: str, name: Callable[[int], str],
-              comps: Components, at: tuple[Warp, Instr] | None = None) -> None:  # fmt: skip
-        code, cell = access.write(history, cells)
-        if code:
-            self._describe(code, cell, access, history, what, name, comps, at)
-            history.w_comp[cells], history.w_clock[cells], history.w_pc[cells] = access.comp, access.clock, access.pc
-
-    def _describe(self, code: int, cell: int, access: Access, history: History, what: str, name: Callable[[int], str],
-                  comps: Components, at: tuple[Warp, Instr] | None) -> None:  # fmt: skip
-        if code == hb.UNINIT:
-            self.report(f"{what.split()[0]}-uninit", f"{what} of {name(cell)}, which was never written", at=at)
-            return
-        instrs = self.program.kernel.instrs
-        if code in (hb.RACE, hb.UNFENCED):
-            other = f"the write by {comps.names[history.w_comp[cell]]} at {instrs[history.w_pc[cell]].where()}"
-        else:
-            second = code == hb.UNFENCED_READ
-            rows = [r for r, c in enumerate(history.r_comps)
-                    if history.r_clock[r][cell] > (access.second_vc if second else access.hb)[c] and (not second or access.second[c])]  # fmt: skip
-            r = rows[0] if rows else 0
-            other = f"the read by {comps.names[history.r_comps[r]]} at {instrs[history.r_pc[r][cell]].where()}"
-        if code in (hb.RACE, hb.RACE_READ):
-            self.report("race", f"{what} of {name(cell)} is not ordered after {other}", at=at)
-        else:
-            severity = self.relaxed() if access.second_kind == "tcgen05-fence" else "error"
-            missing = {"proxy": "no fence.proxy.async covers it",
-                       "tcgen05-fence": "tcgen05.fence::before_thread_sync and ::after_thread_sync do not both lie between"}  # fmt: skip
-            self.report(access.second_kind, f"{what} of {name(cell)} comes after {other}, but {missing[access.second_kind]}", severity, at)
 
     # -- events ---------------------------------------------------------------------------------------------------
     def later(self, unit: str, run: Callable[[], None], at: tuple[Warp, Instr]) -> None:
@@ -213,8 +173,12 @@ class Machine:
             if warp.done or warp.wait is not None:
                 self.ready.remove(warp)
             if self.executed > self.max_steps or self.now - self.progress > STALL_TICKS:
-                what = f"{self.executed} warp instructions executed" if self.executed > self.max_steps else f"nothing completes for {STALL_TICKS} ticks"
-                raise Fault("livelock", f"{what}\n{self.dump(cluster)}")
+                what = (
+                    f"{self.executed} warp instructions executed"
+                    if self.executed > self.max_steps
+                    else f"nothing completes for {STALL_TICKS} ticks"
+                )
+                raise Fault("livelock", f"{what}\n{dump(cluster)}")
 
     def run_warp(self, w: Warp, quantum: int) -> None:
         """Run `w` until it sleeps, ends or has used up `quantum` instructions."""
@@ -318,7 +282,7 @@ class Machine:
     def end_warp(self, w: Warp) -> None:
         w.done = True
         w.active = 0
-        self.warp_end_checks(w)
+        warp_end_checks(self, w)
         w.cta.live -= 1
         self.wake(w.cta.cluster.barrier.settle(w.cta.cluster.live_warps()))
 
@@ -326,15 +290,17 @@ class Machine:
         w.instr = self.program.kernel.instrs[step.first + (err >> 4) - 1]
         if err & 15 == FAULT_UNINIT:
             raise Fault("reg-uninit", "reads a register that this lane never wrote")
-        raise Fault("partial-warp", f"executed by lanes {w.active:#010x}, which are not exactly the lanes of its member mask")
+        raise Fault(
+            "partial-warp", f"executed by lanes {w.active:#010x}, which are not exactly the lanes of its member mask"
+        )
 
     def force_loads(self, w: Warp, step: Step) -> None:
         """A step touches registers of a tcgen05.ld that was not waited for."""
         touched = step.touched
         for load in w.loads:
             if load.regs & touched:
-                self.report("tcgen05-ld-unwaited", f"uses registers of {load.instr.where()} with no tcgen05.wait::ld between",
-                            self.relaxed(), (w, self.first_touching(step, load.regs)))  # fmt: skip
+                what = f"uses registers of {load.instr.where()} with no tcgen05.wait::ld between"
+                self.report("tcgen05-ld-unwaited", what, self.relaxed(), (w, self.first_touching(step, load.regs)))
                 self.finish_loads(w, load.sequence)
                 break
 
@@ -362,65 +328,17 @@ class Machine:
             w.hazard |= load.regs
         w.learn_tcgen(w.comp_ld, through)
 
-    # -- endings --------------------------------------------------------------------------------------------------
-    def warp_end_checks(self, w: Warp) -> None:
-        at = (w, w.instr)
-        if w.loads:
-            self.finish_loads(w, w.ld_sequence)
-        for store in w.stores:
-            if store.run is not None:
-                store.run()
-            self.report("tcgen05-st-unwaited", "the warp ends without tcgen05.wait::st after this store", self.relaxed(), (w, store.instr))
-        w.stores = []
-        observed = int(w.vc[HB, w.comp_bulk])
-        if w.bulk_open.lanes or any(g.sequence > observed for g in w.bulk_groups):
-            self.report("bulk-exit", "the warp ends while bulk stores may still read its shared memory: no "
-                        "cp.async.bulk.wait_group(.read) covers them", at=at)  # fmt: skip
-
-    def end_cluster(self, cluster: Cluster) -> None:
-        for queue in cluster.queues.values():
-            queue.finish()  # type: ignore[attr-defined]
-        for cta in cluster.ctas:
-            last = (cta.warps[0], cta.warps[0].instr)
-            for start, cols in sorted(cta.tmem.blocks.items()):
-                self.report("tmem-leak", f"CTA {cta.number} ends with tensor-memory columns {start}+{cols} allocated", at=last)
-            for bar in cta.mbars.values():
-                if bar.tx:
-                    self.report("mbar-tx", f"CTA {cta.number} ends with {bar.state()}: transaction bytes do not match",
-                                "error" if self.isa else "warning", at=last)  # fmt: skip
-            self._registers_by_group(cta)
-
-    def _registers_by_group(self, cta: Cta) -> None:
-        for first in range(0, len(cta.warps), 4):
-            group = cta.warps[first : first + 4]
-            if any(g.setmaxnreg_history != group[0].setmaxnreg_history for g in group):
-                text = ", ".join(f"warp {g.index}: {g.setmaxnreg_history}" for g in group)
-                self.report("setmaxnreg-group", f"warps of one warpgroup set different registers ({text})", at=(group[0], group[0].instr))
-
-    def dump(self, cluster: Cluster) -> str:
-        """What every live warp waits for, and all mbarriers."""
-        lines = []
-        for cta in cluster.ctas:
-            for w in cta.warps:
-                if not w.done:
-                    ins = w.instr
-                    why = f"waits for {w.wait.detail()}" if w.wait else "runs"
-                    lines.append(f"  {w.who()} {why}, at {ins.where()}")
-            lines += [f"  CTA {cta.number} {bar.state()}" for _, bar in sorted(cta.mbars.items())]
-            lines += [f"  CTA {cta.number} {bar.state()}" for _, bar in sorted(cta.named.items()) if bar.arrived]
-        return "\n".join(lines)
-
     def deadlock(self, cluster: Cluster) -> None:
         stuck = [w for c in cluster.ctas for w in c.warps if not w.done]
         self.current = stuck[0]
-        raise Fault("deadlock", f"no warp can run and nothing is in flight\n{self.dump(cluster)}")
+        raise Fault("deadlock", f"no warp can run and nothing is in flight\n{dump(cluster)}")
 
     def run_cta(self, number: int, make: Callable[[Machine, int], Cluster]) -> None:
         """Run cluster `number` of the grid whole."""
         cluster = make(self, number)
         try:
             self.run_cluster(cluster)
-            self.end_cluster(cluster)
+            cluster_end_checks(self, cluster)
         finally:
             for w in (w for cta in cluster.ctas for w in cta.warps):
                 self.tally.add(w.index, w.counts, w.taken, w.falls)
@@ -430,13 +348,6 @@ class Machine:
         counters: Counters = collect(self.program, self.tally, self.roles)
         return Result(findings, None, counters, self.now, self.executed)
 
-    def fault(self, fault: Fault) -> Finding:
-        warp, instr = self.place()
-        return Finding(fault.kind, str(fault), "fault", warp.cta.number, warp.index, warp.role, instr.line, instr.loc, instr.text)
-
 
 def sleep(w: Warp, what: str, detail: Callable[[], str]) -> None:
     w.wait = Wait(what, detail)
-
-
-__all__ = ["BLOCKED", "SLEEP", "Cluster", "Cta", "Machine", "Params", "SimError", "sleep"]

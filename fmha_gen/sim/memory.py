@@ -1,15 +1,15 @@
-"""Simulated memory: sparse 64-bit global memory, and the shared and tensor memory of a CTA with their access history."""
+"""Simulated memory: sparse 64-bit global memory; a CTA's shared and tensor memory with their access history."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SimError
-from .codegen.builder import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES
+from .codegen.layout import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES
 from .findings import Fault
 
 SMEM_POISON = 0xFF
@@ -17,6 +17,7 @@ TMEM_POISON = 0x7FBADBAD
 TMEM_LANES = 128
 TMEM_COLS = 512
 GENERIC_LIMIT = 1 << 49
+_UNITS: dict[int, Any] = {4: np.uint32, 8: np.uint64, 16: np.complex128}  # moved as one element
 
 
 class Allocation:
@@ -25,6 +26,11 @@ class Allocation:
     def __init__(self, name: str, address: int, data: NDArray[np.uint8], writable: bool) -> None:
         self.name, self.address, self.data, self.writable = name, address, data, writable
         self.end = address + data.size
+        self.host = data.ctypes.data
+
+    def units(self, size: int) -> NDArray[Any]:
+        """The bytes as whole units of 4, 8 or 16; the host address must be a multiple of `size`."""
+        return self.data[: self.data.size // size * size].view(_UNITS[size])
 
 
 class GlobalMemory:
@@ -49,11 +55,13 @@ class GlobalMemory:
         if address < 0 or address + data.size > GENERIC_LIMIT:
             raise SimError(f"global memory {name!r}: address {address:#x} is outside [0, {GENERIC_LIMIT:#x})")
         if address < SHARED_WINDOW + WINDOW_BYTES and address + data.size > LOCAL_WINDOW:
-            raise SimError(f"global memory {name!r}: {address:#x} lies in the windows of other state spaces; choose another")
+            raise SimError(
+                f"global memory {name!r}: {address:#x} lies in the windows of other state spaces; choose another"
+            )
         at = bisect.bisect_right(self._starts, address)
         for other in self._allocs[max(0, at - 1) : at + 1]:
             if other.address < address + max(1, data.size) and address < other.end:
-                raise SimError(f"global memory {name!r}: [{address:#x}, +{data.size}) overlaps {other.name!r} at {other.address:#x}")
+                raise SimError(f"global memory {name!r}: {data.size} bytes at {address:#x}: overlaps {other.name!r}")
         self._starts.insert(at, address)
         self._allocs.insert(at, Allocation(name, address, data, writable))
         if address + data.size > self._next - 0x10000 and address < 1 << 44:
@@ -69,17 +77,23 @@ class GlobalMemory:
                 if write and not alloc.writable:
                     raise Fault("global-readonly", f"{what} at {address:#x}: {alloc.name!r} is read-only")
                 return alloc
-        raise Fault("global-bounds", f"{what} of {size} bytes at {address:#x} is outside every allocation; {self._nearest(address, at)}")
+        raise Fault(
+            "global-bounds",
+            f"{what} of {size} bytes at {address:#x} is outside every allocation; {self._nearest(address, at)}",
+        )
 
     def _nearest(self, address: int, at: int) -> str:
         if not self._allocs:
             return "nothing is mapped"
         best = min(self._allocs[max(0, at) : at + 2], key=lambda a: min(abs(address - a.address), abs(address - a.end)))
         if address >= best.end:
-            return f"nearest is {best.name!r} [{best.address:#x}, {best.end:#x}), {address - best.end} bytes past its end"
+            return (
+                f"nearest is {best.name!r} [{best.address:#x}, {best.end:#x}), {address - best.end} bytes past its end"
+            )
         if address >= best.address:
             return f"it crosses the end of {best.name!r} [{best.address:#x}, {best.end:#x})"
-        return f"nearest is {best.name!r} [{best.address:#x}, {best.end:#x}), {best.address - address} bytes before its start"
+        before = best.address - address
+        return f"nearest is {best.name!r} [{best.address:#x}, {best.end:#x}), {before} bytes before its start"
 
     def gather(self, addresses: NDArray[np.int64], size: int, what: str) -> NDArray[np.uint8]:
         """uint8 [n, size] at the addresses."""
@@ -105,10 +119,8 @@ class GlobalMemory:
         if at >= 0 and high + size <= self._allocs[at].end:
             alloc = self.find(low, size, what, write=True)
             offset = addresses - alloc.address
-            if size in (4, 8, 16) and alloc.data.ctypes.data % size == 0 and not np.any(offset % size):
-                ty = {4: np.uint32, 8: np.uint64, 16: np.complex128}[size]
-                whole = alloc.data[: alloc.data.size // size * size].view(ty)
-                whole[offset // size] = np.ascontiguousarray(values).view(ty)[:, 0]
+            if size in _UNITS and alloc.host % size == 0 and not np.any(offset % size):
+                alloc.units(size)[offset // size] = np.ascontiguousarray(values).view(_UNITS[size])[:, 0]
             else:
                 alloc.data[offset[:, None] + np.arange(size)] = values
             return
@@ -119,11 +131,8 @@ class GlobalMemory:
 
 def _rows(alloc: Allocation, addresses: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
     offset = addresses - alloc.address
-    if size in (4, 8, 16) and alloc.data.ctypes.data % size == 0 and not np.any(offset % size):
-        ty = {4: np.uint32, 8: np.uint64, 16: np.complex128}[size]
-        whole = alloc.data[: alloc.data.size // size * size].view(ty)
-        out: NDArray[np.uint8] = whole[offset // size].view(np.uint8).reshape(-1, size)
-        return out
+    if size in _UNITS and alloc.host % size == 0 and not np.any(offset % size):
+        return alloc.units(size)[offset // size].view(np.uint8).reshape(-1, size)
     return alloc.data[offset[:, None] + np.arange(size)]
 
 
@@ -178,7 +187,9 @@ class SharedMemory:
         if address % align:
             raise Fault("smem-misaligned", f"{what} at shared address {address:#x}: not a multiple of {align}")
         if address < 0 or address + size > self.size:
-            raise Fault("smem-bounds", f"{what} of {size} bytes at shared address {address:#x}: the CTA has [0, {self.size:#x})")
+            raise Fault(
+                "smem-bounds", f"{what} of {size} bytes at shared address {address:#x}: the CTA has [0, {self.size:#x})"
+            )
 
 
 class TensorMemory:
@@ -212,9 +223,9 @@ class TensorMemory:
     def check(self, lane0: int, lanes: int, col0: int, cols: int, what: str) -> None:
         """Raise Fault unless the rectangle lies in allocated columns."""
         if lane0 < 0 or lane0 + lanes > TMEM_LANES or col0 < 0 or col0 + cols > TMEM_COLS:
-            raise Fault("tmem-bounds", f"{what}: lanes [{lane0}, {lane0 + lanes}) x columns [{col0}, {col0 + cols}) of {TMEM_LANES} x {TMEM_COLS}")
+            raise Fault(
+                "tmem-bounds",
+                f"{what}: lanes {lane0} + {lanes} x columns {col0} + {cols} of {TMEM_LANES} x {TMEM_COLS}",
+            )
         if not self.allocated[col0 : col0 + cols].all():
             raise Fault("tmem-unallocated", f"{what}: columns [{col0}, {col0 + cols}) are not all allocated")
-
-
-AccessCheck = Callable[[NDArray[np.int64]], None]

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from . import cfg as cfg_mod
 from .cfg import DEAD_ENDS, EXITS, Cfg, bits, regs_of
 from .codegen import jit, table
-from .codegen.builder import HEADER_BYTES, Fn, reg_bytes
-from .ptx import Address, Instr, Kernel, Pair, Reg, Sink, Symbol, Unsupported, Vector, parse
+from .codegen.builder import Fn
+from .codegen.layout import HEADER_BYTES, reg_bytes
+from .parser import parse
+from .ptx import Instr, Kernel, Pair, Reg, Sink, Unsupported, Vector
 
 SHARED_BASE_OFFSET = 1024  # bytes of a CTA's shared memory that the system keeps, as CUDA 12 and later do
 MIN_NATIVE = 1
@@ -220,6 +222,3 @@ def load(text: str, entry: str | None, binder: Callable[[Program, Instr], Callab
     if key not in _programs:
         _programs[key] = Program(parse(text).kernel(entry), binder)
     return _programs[key]
-
-
-__all__ = ["Address", "Program", "Step", "Symbol", "load"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .clocks import HB, TCGEN, Components
-from .codegen.builder import PARAM_POINTER, SHARED_BASE, SPECIAL_OFFSETS
+from .codegen.layout import PARAM_POINTER, SHARED_BASE, SPECIAL_OFFSETS
 from .ptx import Instr
 
 if TYPE_CHECKING:
@@ -50,8 +50,16 @@ class BulkGroup:
 
 
 @dataclass(eq=False, slots=True)
+class CpAsync:
+    """One cp.async of a warp. run: copies, once."""
+
+    sequence: int
+    run: Callable[[], None]
+
+
+@dataclass(eq=False, slots=True)
 class Wait:
-    """Why a warp sleeps. ready: polled by deadlock reports only; the waker clears the wait."""
+    """Why a warp sleeps; detail: for the deadlock report. The waker clears it."""
 
     what: str
     detail: Callable[[], str]
@@ -103,8 +111,8 @@ class Warp:
         self.st_sequence = 0
         self.bulk_open = BulkGroup(1, 0)
         self.bulk_groups: list[BulkGroup] = []
-        self.cp_open: list[object] = []
-        self.cp_groups: list[list[object]] = []
+        self.cp_open: list[CpAsync] = []
+        self.cp_groups: list[list[CpAsync]] = []
         self.cp_sequence = 0
         self.cluster_phase: int | None = None
         self.num_regs = 0
@@ -112,7 +120,7 @@ class Warp:
 
     # -- knowledge ------------------------------------------------------------------------------------------------
     def release(self) -> NDArray[np.uint32]:
-        """Clock message of a release, or of the issue of asynchronous work; later accesses of the warp get a new clock."""
+        """Clock message of a release or of issuing asynchronous work; later accesses of the warp get a new clock."""
         message = self.vc.copy()
         self.vc[HB, self.comp] += np.uint32(1)
         return message
@@ -144,6 +152,3 @@ class Warp:
 
     def who(self) -> str:
         return f"CTA {self.cta.number} warp {self.index}" + (f" ({self.role})" if self.role else "")
-
-
-__all__ = ["FULL", "BulkGroup", "PendingLoad", "PendingStore", "Wait", "Warp", "field"]

@@ -1,17 +1,17 @@
 """LLVM IR of one straight-line run of register instructions, 32 lanes wide.
 
-A segment is a function ``i32 f(ptr regs, i32 active)``. `regs` is the warp's register file: a header (pointer to the
-parameters, CTA addresses, special registers), then the registers. A 32-bit register is 32 consecutive words; a 64-bit
-one is a plane of 32 low words and a plane of 32 high words; a 16-bit one is 32 half words; a predicate is one word, a
-bit per lane. Values live in SSA names within the segment and are merged into the register file at its end, for active
-lanes only. The function returns 0, or ``(instruction index + 1) << 4 | kind`` of the first fault.
+A segment is a function ``i32 f(ptr regs, i32 active)``. `regs` is the warp's register file (see `layout`). Values live
+in SSA names within the segment and are merged into the register file at its end, for active lanes only. The function
+returns 0, or ``(instruction index + 1) << 4 | kind`` of the first fault.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
-from ..ptx import Imm, Instr, Not, Pair, Reg, Sink, Special, Symbol, Unsupported
+from ..ptx import Imm, Instr, Not, Reg, Sink, Special, Symbol, Unsupported
+from .layout import PARAM_WINDOW, SHARED_BASE, SPECIAL_OFFSETS
 
 I32 = "<32 x i32>"
 I64 = "<32 x i64>"
@@ -23,28 +23,6 @@ F64 = "<32 x double>"
 FAULT_UNINIT = 1
 FAULT_LANES = 2
 
-# Register-file header: byte offsets.
-PARAM_POINTER = 0
-SHARED_BASE = 8  # u32: shared address of this CTA's byte 0, cluster rank in bits 24+
-SPECIALS_OFFSET = 64
-SPECIAL_REGISTERS = (
-    "%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z",
-    "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid",
-    "%clusterid.x", "%clusterid.y", "%clusterid.z", "%nclusterid.x", "%nclusterid.y", "%nclusterid.z",
-    "%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_ctaid.z", "%cluster_nctaid.x", "%cluster_nctaid.y",
-    "%cluster_nctaid.z", "%cluster_ctarank", "%cluster_nctarank", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
-    "%lanemask_ge", "%lanemask_gt", "%dynamic_smem_size", "%total_smem_size", "%is_explicit_cluster",
-)  # fmt: skip
-SPECIAL_OFFSETS = {name: SPECIALS_OFFSET + 128 * i for i, name in enumerate(SPECIAL_REGISTERS)}
-SPECIAL_OFFSETS["%tid"] = SPECIAL_OFFSETS["%tid.x"]
-HEADER_BYTES = SPECIALS_OFFSET + 64 + 128 * len(SPECIAL_REGISTERS)
-
-# Generic address windows of state spaces that are not global memory.
-SHARED_WINDOW = 0x7E00_0000_0000
-PARAM_WINDOW = 0x7D00_0000_0000
-LOCAL_WINDOW = 0x7C00_0000_0000
-WINDOW_BYTES = 0x0100_0000_0000
-
 
 def splat(width: int, value: int) -> str:
     value &= (1 << width) - 1
@@ -53,7 +31,7 @@ def splat(width: int, value: int) -> str:
 
 @dataclass(slots=True)
 class Val:
-    """A value in SSA form. kind: 'i' integer vector, 'f' float vector (NaN not yet canonical), 'p' low and high halves."""
+    """A value in SSA form. kind: 'i' integer vector, 'f' float vector (NaN not canonical yet), 'p' two halves."""
 
     kind: str
     name: str = ""
@@ -61,12 +39,8 @@ class Val:
     hi: Val | None = None
 
 
-def reg_bytes(width: int) -> int:
-    return 64 if width <= 16 else 4 * width
-
-
 class Fn:
-    """Builder of one segment. `layout` maps symbols to values; `checked` registers carry a written-lanes shadow word."""
+    """Builder of one segment. symbols: name -> (space, offset); checked: registers with a written-lanes word."""
 
     def __init__(self, symbols: dict[str, tuple[str, int]], checked: dict[Reg, int]) -> None:
         self.symbols = symbols
@@ -185,8 +159,6 @@ class Fn:
     def float_imm(self, op: Imm, width: int) -> int:
         if op.float_bits == width:
             return op.bits
-        import struct
-
         value = struct.unpack("<d", struct.pack("<Q", op.bits))[0] if op.float_bits == 64 else None
         if value is None or width != 32:
             raise self.refuse("float literal of another width than the operand")
@@ -371,8 +343,8 @@ class Fn:
 
     def store_words(self, name: str, width: int, offset: int) -> None:
         self.helpers.add(f"declare void @llvm.masked.store.v32i{width}.p0(<32 x i{width}>, ptr, i32, {I1})")
-        self.lines.append(f"call void @llvm.masked.store.v32i{width}.p0(<32 x i{width}> {name}, ptr {self.ptr(offset)}, "
-                          f"i32 64, {I1} {self.active_vec})")  # fmt: skip
+        args = f"<32 x i{width}> {name}, ptr {self.ptr(offset)}, i32 64, {I1} {self.active_vec}"
+        self.lines.append(f"call void @llvm.masked.store.v32i{width}.p0({args})")
 
 
 class Mods:
@@ -399,6 +371,3 @@ class Mods:
     def done(self) -> None:
         if self.left:
             raise self.fn.refuse(f"modifier .{self.left[0]} is not modelled")
-
-
-__all__ = ["Fn", "Mods", "Pair", "Val", "reg_bytes", "splat"]

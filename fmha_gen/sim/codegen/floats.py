@@ -73,7 +73,11 @@ def emit_arith(op: str) -> Emitter:
                 raise fn.refuse(f"rounding .{mode} of f64 is not modelled")
             mods.done()
             args = [fn.f64(o) for o in ins.operands[1 : 1 + count]]
-            out = intrinsic(fn, "llvm.fma.v32f64", F64, *args) if op == "fma" else fn.emit(f"f{op} {F64} {args[0]}, {args[1]}")
+            out = (
+                intrinsic(fn, "llvm.fma.v32f64", F64, *args)
+                if op == "fma"
+                else fn.emit(f"f{op} {F64} {args[0]}, {args[1]}")
+            )
             fn.set_f64(ins.operands[0], out)
         else:
             mixed = ty if ty in ("f16", "bf16") and mods.take("f32") else None
@@ -233,7 +237,9 @@ def f32_to_fp8(fn: Fn, a: str, ty: str) -> str:
     shift = 23 - mant
     odd = fn.emit(f"and {I32} {fn.emit(f'lshr {I32} {mag}, splat (i32 {shift})')}, splat (i32 1)")
     rounded = fn.emit(f"add {I32} {fn.emit(f'add {I32} {mag}, {odd}')}, splat (i32 {(1 << (shift - 1)) - 1})")
-    code = fn.emit(f"sub {I32} {fn.emit(f'lshr {I32} {rounded}, splat (i32 {shift})')}, splat (i32 {(127 - bias) << mant})")
+    code = fn.emit(
+        f"sub {I32} {fn.emit(f'lshr {I32} {rounded}, splat (i32 {shift})')}, splat (i32 {(127 - bias) << mant})"
+    )
     # Subnormal results: add a power of two whose unit is the smallest step, so that the float addition rounds.
     magic = (127 + 23 - (bias - 1) - mant) << 23
     magf = fn.emit(f"bitcast {I32} {mag} to {F32}")
@@ -321,7 +327,7 @@ def _round_f32(fn: Fn, ins: Instr, mods: Mods, ftz: str | None) -> None:
 
 
 def _float_to_int(fn: Fn, ins: Instr, mods: Mods, dst: str, src: str, ftz: str | None) -> None:
-    """Integer conversions clamp to the destination's range; NaN gives 0 (0x8000000000000000 for 64-bit from f32/f64)."""
+    """Integer conversions clamp to the destination's range; NaN gives 0 (1 << 63 in 64 bits)."""
     how = mods.take(*_ROUND)
     mods.take("sat")
     mods.done()

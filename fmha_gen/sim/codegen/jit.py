@@ -26,8 +26,12 @@ def _target_machine() -> object:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=OPT_LEVEL, codemodel="jitdefault",
-        jit=True)  # fmt: skip
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=OPT_LEVEL,
+        codemodel="jitdefault",
+        jit=True,
+    )
 
 
 _ATTRIBUTES = """

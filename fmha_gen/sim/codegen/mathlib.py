@@ -169,7 +169,7 @@ def rsqrt() -> str:
 V = "<32 x float>"
 D = "<32 x double>"
 B = "<32 x i1>"
-I = "<32 x i32>"
+I32 = "<32 x i32>"
 
 
 def minmax(name: str, is_max: bool, nan: bool) -> str:
@@ -179,10 +179,10 @@ def minmax(name: str, is_max: bool, nan: bool) -> str:
         f"%p = fcmp {cmp} {V} %a, %b",
         f"%s = select {B} %p, {V} %a, {V} %b",
         f"%eq = fcmp oeq {V} %a, %b",
-        f"%ai = bitcast {V} %a to {I}",
-        f"%bi = bitcast {V} %b to {I}",
-        f"%ti = {bit} {I} %ai, %bi",
-        f"%tf = bitcast {I} %ti to {V}",
+        f"%ai = bitcast {V} %a to {I32}",
+        f"%bi = bitcast {V} %b to {I32}",
+        f"%ti = {bit} {I32} %ai, %bi",
+        f"%tf = bitcast {I32} %ti to {V}",
         f"%s1 = select {B} %eq, {V} %tf, {V} %s",
         f"%an = fcmp uno {V} %a, zeroinitializer",
         f"%bn = fcmp uno {V} %b, zeroinitializer",
@@ -202,26 +202,26 @@ def _directed_tail(mode: str) -> list[str]:
         f"%rd = fpext {V} %r to {D}",
         f"%diff0 = fsub {D} %s, %rd",
         f"%diff = fadd {D} %diff0, %e",
-        f"%ri = bitcast {V} %r to {I}",
+        f"%ri = bitcast {V} %r to {I32}",
         f"%up = fcmp ogt {D} %diff, zeroinitializer",
         f"%dn = fcmp olt {D} %diff, zeroinitializer",
-        f"%neg = icmp slt {I} %ri, zeroinitializer",
+        f"%neg = icmp slt {I32} %ri, zeroinitializer",
         f"%zr = fcmp oeq {V} %r, zeroinitializer",
     ]
     down = [  # next float towards -inf
-        f"%d1 = select {B} %neg, {I} splat (i32 1), {I} splat (i32 -1)",
-        f"%d2 = add {I} %ri, %d1",
-        f"%d3 = select {B} %zr, {I} splat (i32 -2147483647), {I} %d2",
+        f"%d1 = select {B} %neg, {I32} splat (i32 1), {I32} splat (i32 -1)",
+        f"%d2 = add {I32} %ri, %d1",
+        f"%d3 = select {B} %zr, {I32} splat (i32 -2147483647), {I32} %d2",
     ]
     up = [
-        f"%u1 = select {B} %neg, {I} splat (i32 -1), {I} splat (i32 1)",
-        f"%u2 = add {I} %ri, %u1",
-        f"%u3 = select {B} %zr, {I} splat (i32 1), {I} %u2",
+        f"%u1 = select {B} %neg, {I32} splat (i32 -1), {I32} splat (i32 1)",
+        f"%u2 = add {I32} %ri, %u1",
+        f"%u3 = select {B} %zr, {I32} splat (i32 1), {I32} %u2",
     ]
     if mode == "rm":
-        lines += [*down, f"%oi = select {B} %dn, {I} %d3, {I} %ri"]
+        lines += [*down, f"%oi = select {B} %dn, {I32} %d3, {I32} %ri"]
     elif mode == "rp":
-        lines += [*up, f"%oi = select {B} %up, {I} %u3, {I} %ri"]
+        lines += [*up, f"%oi = select {B} %up, {I32} %u3, {I32} %ri"]
     else:  # rz: step towards zero when the nearest float is farther from zero than the value
         lines += [
             f"%pos = xor {B} %neg, splat (i1 true)",
@@ -230,8 +230,8 @@ def _directed_tail(mode: str) -> list[str]:
             f"%c3 = or {B} %c1, %c2",
             f"%nz = xor {B} %zr, splat (i1 true)",
             f"%c4 = and {B} %c3, %nz",
-            f"%z1 = add {I} %ri, splat (i32 -1)",
-            f"%oi = select {B} %c4, {I} %z1, {I} %ri",
+            f"%z1 = add {I32} %ri, splat (i32 -1)",
+            f"%oi = select {B} %c4, {I32} %z1, {I32} %ri",
         ]
     # A zero sum of nonzero terms is -0 when rounding down; the sum of equal zeros keeps its sign.
     if mode == "rm":
@@ -239,14 +239,14 @@ def _directed_tail(mode: str) -> list[str]:
             f"%sz = fcmp oeq {D} %s, zeroinitializer",
             f"%pb = bitcast {D} %p to <32 x i64>",
             f"%qb = bitcast {D} %q to <32 x i64>",
-            f"%sgn = or <32 x i64> %pb, %qb",
-            f"%sneg = icmp slt <32 x i64> %sgn, zeroinitializer",
+            "%sgn = or <32 x i64> %pb, %qb",
+            "%sneg = icmp slt <32 x i64> %sgn, zeroinitializer",
             f"%mz = and {B} %sz, %sneg",
-            f"%oj = select {B} %mz, {I} splat (i32 -2147483648), {I} %oi",
+            f"%oj = select {B} %mz, {I32} splat (i32 -2147483648), {I32} %oi",
         ]
     else:
-        lines += [f"%oj = add {I} %oi, zeroinitializer"]
-    lines += [f"%o = bitcast {I} %oj to {V}"]
+        lines += [f"%oj = add {I32} %oi, zeroinitializer"]
+    lines += [f"%o = bitcast {I32} %oj to {V}"]
     return lines
 
 
@@ -277,19 +277,21 @@ def directed(name: str, op: str, mode: str) -> str:
         ]
     lines += _directed_tail(mode)
     if op == "mul" and mode == "rm":  # no sum: an exact zero keeps the product's sign
-        lines = [x.replace("%mz = and <32 x i1> %sz, %sneg", "%mz = and <32 x i1> %sz, splat (i1 false)") for x in lines]
+        lines = [
+            x.replace("%mz = and <32 x i1> %sz, %sneg", "%mz = and <32 x i1> %sz, splat (i1 false)") for x in lines
+        ]
     text = "\n  ".join(lines)
     return f"define internal {V} @{name}({args}) #2 {{\n  {text}\n  ret {V} %o\n}}\n"
 
 
 def flush() -> str:
     lines = [
-        f"%i = bitcast {V} %x to {I}",
-        f"%e = and {I} %i, splat (i32 2139095040)",
-        f"%z = icmp eq {I} %e, zeroinitializer",
-        f"%s = and {I} %i, splat (i32 -2147483648)",
-        f"%r = select {B} %z, {I} %s, {I} %i",
-        f"%o = bitcast {I} %r to {V}",
+        f"%i = bitcast {V} %x to {I32}",
+        f"%e = and {I32} %i, splat (i32 2139095040)",
+        f"%z = icmp eq {I32} %e, zeroinitializer",
+        f"%s = and {I32} %i, splat (i32 -2147483648)",
+        f"%r = select {B} %z, {I32} %s, {I32} %i",
+        f"%o = bitcast {I32} %r to {V}",
     ]
     text = "\n  ".join(lines)
     return f"define internal {V} @ftz({V} %x) #1 {{\n  {text}\n  ret {V} %o\n}}\n"

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from ..ptx import Instr
-from . import floats, ints
+from . import floats, ints, moves, warpops
 from .builder import Fn, Mods
 from .floats import Emitter
 
 _BY_NAME: dict[str, Emitter] = {
     "ex2": floats.emit_unary("ex2"), "lg2": floats.emit_unary("lg2"), "rcp": floats.emit_unary("rcp"),
     "rsqrt": floats.emit_unary("rsqrt"), "tanh": floats.emit_unary("tanh"), "sqrt": floats.emit_unary("sqrt"),
-    "setp": floats.emit_setp, "selp": ints.emit_selp, "mov": ints.emit_mov, "cvt": ints.emit_cvt,
-    "cvta": ints.emit_cvta, "mapa": ints.emit_mapa, "mad": ints.emit_mad,
+    "setp": floats.emit_setp, "selp": moves.emit_selp, "mov": moves.emit_mov, "cvt": moves.emit_cvt,
+    "cvta": moves.emit_cvta, "mapa": moves.emit_mapa, "mad": ints.emit_mad,
     "shl": ints.emit_shift("shl"), "shr": ints.emit_shift("shr"), "shf": ints.emit_shf,
     "and": ints.emit_binary("and"), "or": ints.emit_binary("or"), "xor": ints.emit_binary("xor"), "not": ints.emit_not,
     "rem": ints.emit_divrem("rem"), "popc": ints.emit_count("popc"), "clz": ints.emit_count("clz"),
     "brev": ints.emit_count("brev"), "bfind": ints.emit_count("bfind"), "bfe": ints.emit_bfe, "bfi": ints.emit_bfi,
-    "lop3": ints.emit_lop3, "prmt": ints.emit_prmt, "vote": ints.emit_vote, "activemask": ints.emit_activemask,
-    "elect": ints.emit_elect, "shfl": ints.emit_shfl, "redux": ints.emit_redux,
+    "lop3": ints.emit_lop3, "prmt": ints.emit_prmt, "vote": warpops.emit_vote, "activemask": warpops.emit_activemask,
+    "elect": warpops.emit_elect, "shfl": warpops.emit_shfl, "redux": warpops.emit_redux,
 }  # fmt: skip
 _FLOAT: dict[str, Emitter] = {
     "add": floats.emit_arith("add"), "sub": floats.emit_arith("sub"), "mul": floats.emit_arith("mul"),
@@ -38,7 +38,7 @@ def emitter(ins: Instr) -> Emitter | None:
     if name in _BY_NAME:
         return _BY_NAME[name]
     if name == "ld":
-        return ints.emit_ld_param if ins.parts[1].startswith("param") and ints.is_static_param(ins) else None
+        return moves.emit_ld_param if ins.parts[1].startswith("param") and moves.is_static_param(ins) else None
     if name in ("fma", "add", "sub", "mul", "min", "max", "neg", "abs", "div"):
         return (_FLOAT if ins.parts[-1] in _FLOAT_TYPES else _INT).get(name)
     return None

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ..program import Program
 from ..ptx import Instr
+from ..warp import Warp
+from . import bulk, fences, mbar, memory, named, tcgen05
 
-if TYPE_CHECKING:
-    from ..program import Program
+Run = Callable[[Warp, int], object]
+TABLE: dict[str, Callable[[Program, Instr], Run | None]] = {
+    **memory.TABLE,
+    **named.TABLE,
+    **mbar.TABLE,
+    **fences.TABLE,
+    **bulk.TABLE,
+    **tcgen05.TABLE,
+}
 
-Binder = Callable[["Program", Instr], Callable[..., object] | None]
 
-
-def bind(program: Program, ins: Instr) -> Callable[..., object] | None:
+def bind(program: Program, ins: Instr) -> Run | None:
     """``run(warp, mask)`` of a machine operation, or None when the opcode is not modelled. Raises Unsupported."""
-    from . import bulk, memory, sync, tcgen05
-
-    for table in (memory.TABLE, sync.TABLE, bulk.TABLE, tcgen05.TABLE):
-        make = table.get(ins.parts[0])
-        if make is not None:
-            run = make(program, ins)
-            if run is not None:
-                return run
-    return None
+    make = TABLE.get(ins.parts[0])
+    return make(program, ins) if make is not None else None

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codegen.builder import PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW, SPECIAL_OFFSETS, WINDOW_BYTES
+from ..codegen.layout import PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW, SPECIAL_OFFSETS, WINDOW_BYTES
 from ..findings import Fault
 from ..machine import Cta
 from ..program import Program
 from ..ptx import Address, Imm, Instr, Not, Reg, Special, Symbol, Unsupported
-from ..warp import Warp
+from ..warp import FULL, Warp
 
 Scalar = Callable[[Warp, int], int]
 Lanes = Callable[[Warp], NDArray[np.int64]]
@@ -44,6 +44,14 @@ class Parts:
     def done(self) -> None:
         if self.left:
             raise Unsupported(self.ins, f"modifier .{self.left[0]} is not modelled")
+
+
+def need_full(w: Warp, mask: int, what: str) -> None:
+    """Aligned instructions need every live lane of the warp."""
+    if mask | w.exited != FULL:
+        raise Fault(
+            "partial-warp", f"{what} executed by lanes {mask:#010x} only; every lane of the warp must take part"
+        )
 
 
 def first_lane(mask: int) -> int:
@@ -154,6 +162,7 @@ def address_lanes(program: Program, ins: Instr, op: object) -> Callable[[Warp, N
     if isinstance(op.base, Reg):
         at = op.base.offset // 4
         if op.base.width == 64:
+
             def get64(w: Warp, lanes: NDArray[np.int64]) -> NDArray[np.int64]:
                 lo = w.words[at : at + 32][lanes].astype(np.int64)
                 return (w.words[at + 32 : at + 64][lanes].astype(np.int64) << 32 | lo) + offset
@@ -165,16 +174,20 @@ def address_lanes(program: Program, ins: Instr, op: object) -> Callable[[Warp, N
 
 
 def resolve_shared(w: Warp, address: int, cluster: bool, what: str) -> tuple[Cta, int]:
-    """CTA and CTA-local address of a shared-space address. Raises Fault for a rank that does not exist or is not ours."""
+    """CTA and CTA-local address of a shared-space address. Raises Fault for a rank that is not there or not ours."""
     rank, local = address >> 24, address & ADDRESS_MASK
     if rank == w.cta.rank:
         return w.cta, local
     if rank < len(w.cta.cluster.ctas) and cluster and not w.cta.cluster.ctas[rank].live:
         w.cta.machine.report("peer-exited", f"{what}: shared memory of CTA rank {rank}, whose warps have all ended")
     if rank >= len(w.cta.cluster.ctas):
-        raise Fault("smem-bounds", f"{what}: shared address {address:#x} names CTA rank {rank} of {len(w.cta.cluster.ctas)}")
+        raise Fault(
+            "smem-bounds", f"{what}: shared address {address:#x} names CTA rank {rank} of {len(w.cta.cluster.ctas)}"
+        )
     if not cluster:
-        raise Fault("smem-rank", f"{what}: shared::cta address {address:#x} lies in CTA rank {rank}, this is rank {w.cta.rank}")
+        raise Fault(
+            "smem-rank", f"{what}: shared::cta address {address:#x} lies in CTA rank {rank}, this is rank {w.cta.rank}"
+        )
     return w.cta.cluster.ctas[rank], local
 
 

@@ -8,19 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..clocks import ASYNC, HB, Access
-from ..codegen.builder import PARAM_WINDOW
+from ..codegen.layout import PARAM_WINDOW
 from ..findings import Fault
 from ..machine import Cta
 from ..program import Program
 from ..ptx import TYPE_BYTES, Imm, Instr, Reg, Sink, Unsupported, Vector
 from ..warp import Warp
-from .common import (Parts, address_lanes, in_window, generic_shared, lane_index, resolve_shared)  # fmt: skip
+from .common import Parts, address_lanes, generic_shared, in_window, lane_index, resolve_shared  # fmt: skip
 
 Run = Callable[[Warp, int], object]
-_CACHE_MODS = ("relaxed", "acquire", "release", "weak", "volatile", "nc", "sys", "gpu", "cta", "cluster", "ca", "cg", "cs",
-               "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last",
-               "L1::no_allocate", "L2::evict_first", "L2::evict_last", "L2::evict_normal", "L2::64B", "L2::128B",
-               "L2::256B", "L2::cache_hint", "unified")  # fmt: skip
+_ORDER = ("relaxed", "acquire", "release", "weak", "volatile", "nc", "sys", "gpu", "cta", "cluster", "unified")
+_CACHE = (
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "L1::no_allocate",
+    "L2::cache_hint",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+)
+_EVICT = tuple(f"L{k}::evict_{how}" for k in (1, 2) for how in ("first", "last", "normal", "unchanged"))
 _SPACES = ("shared", "shared::cta", "shared::cluster", "global", "param", "param::entry", "const", "local")
 
 
@@ -61,7 +73,9 @@ def check_shared(cta: Cta, addresses: NDArray[np.int64], size: int, what: str) -
         raise Fault("smem-misaligned", f"{what} at shared address {bad:#x}: not a multiple of {size}")
 
 
-def shared_lanes(w: Warp, addresses: NDArray[np.int64], cluster: bool, what: str) -> list[tuple[Cta, NDArray[np.int64], NDArray[np.int64]]]:
+def shared_lanes(
+    w: Warp, addresses: NDArray[np.int64], cluster: bool, what: str
+) -> list[tuple[Cta, NDArray[np.int64], NDArray[np.int64]]]:
     """Split lanes by CTA: (CTA, positions in `addresses`, CTA-local addresses)."""
     ranks = addresses >> 24
     if (ranks == w.cta.rank).all():
@@ -86,7 +100,10 @@ def load_bytes(w: Warp, space: str, addresses: NDArray[np.int64], size: int, wha
         return data[offset[:, None] + np.arange(size)]
     if space == "global":
         if (addresses % size).any():
-            raise Fault("global-misaligned", f"{what} at {int(addresses[addresses % size != 0][0]):#x}: not a multiple of {size}")
+            raise Fault(
+                "global-misaligned",
+                f"{what} at {int(addresses[addresses % size != 0][0]):#x}: not a multiple of {size}",
+            )
         return w.cta.machine.memory.gather(addresses, size, what)
     out = np.empty((addresses.size, size), np.uint8)
     for cta, at, local in shared_lanes(w, addresses, space == "shared::cluster", what):
@@ -102,7 +119,10 @@ def store_bytes(w: Warp, space: str, addresses: NDArray[np.int64], values: NDArr
         space, addresses = _generic(addresses, what)
     if space == "global":
         if (addresses % size).any():
-            raise Fault("global-misaligned", f"{what} at {int(addresses[addresses % size != 0][0]):#x}: not a multiple of {size}")
+            raise Fault(
+                "global-misaligned",
+                f"{what} at {int(addresses[addresses % size != 0][0]):#x}: not a multiple of {size}",
+            )
         w.cta.machine.memory.scatter(addresses, values, what)
         return
     if space == "param":
@@ -118,7 +138,9 @@ def _generic(addresses: NDArray[np.int64], what: str) -> tuple[str, NDArray[np.i
     shared = generic_shared(first)
     space = "shared::cluster" if shared is not None else "param" if in_window(first, PARAM_WINDOW) else "global"
     for a in addresses.tolist():
-        other = "shared::cluster" if generic_shared(a) is not None else "param" if in_window(a, PARAM_WINDOW) else "global"
+        other = (
+            "shared::cluster" if generic_shared(a) is not None else "param" if in_window(a, PARAM_WINDOW) else "global"
+        )
         if other != space:
             raise Fault("generic-mixed", f"{what}: lanes address different state spaces, which is not modelled")
     return space, addresses - (first - shared) if shared is not None else addresses
@@ -130,7 +152,7 @@ def _shape(ins: Instr) -> tuple[str, str, int, int]:
     ty = parts.left.pop()
     space = parts.take(*_SPACES) or "generic"
     count = int((parts.take("v2", "v4", "v8") or "v1")[1:])
-    while parts.take(*_CACHE_MODS):
+    while parts.take(*_ORDER, *_CACHE, *_EVICT):
         pass
     parts.done()
     if ty not in TYPE_BYTES or ty == "b128":
@@ -164,7 +186,11 @@ def put(w: Warp, reg: Reg, lanes: NDArray[np.int64], data: NDArray[np.uint8], ty
     size = data.shape[1]
     data = np.ascontiguousarray(data)
     if reg.width == 64:
-        wide = data.view(f"<{'i' if ty[0] == 's' else 'u'}{size}")[:, 0].astype(np.int64 if ty[0] == "s" else np.uint64).view(np.uint64)
+        wide = (
+            data.view(f"<{'i' if ty[0] == 's' else 'u'}{size}")[:, 0]
+            .astype(np.int64 if ty[0] == "s" else np.uint64)
+            .view(np.uint64)
+        )
         at = reg.offset // 4
         w.words[at : at + 32][lanes] = (wide & np.uint64(0xFFFFFFFF)).astype(np.uint32)
         w.words[at + 32 : at + 64][lanes] = (wide >> np.uint64(32)).astype(np.uint32)
@@ -186,16 +212,13 @@ def take(w: Warp, op: object, lanes: NDArray[np.int64], size: int) -> NDArray[np
     assert isinstance(op, Reg)
     if op.width == 64:
         at = op.offset // 4
-        out = np.empty((lanes.size, 2), np.uint32)
-        out[:, 0] = w.words[at : at + 32][lanes]
-        out[:, 1] = w.words[at + 32 : at + 64][lanes]
-    elif op.width == 32:
+        both = np.stack([w.words[at : at + 32][lanes], w.words[at + 32 : at + 64][lanes]], axis=1)
+        return both.view(np.uint8)[:, :size]
+    if op.width == 32:
         at = op.offset // 4
-        out = w.words[at : at + 32][lanes].reshape(-1, 1)
-    else:
-        at = op.offset // 2
-        out = w.halfs[at : at + 32][lanes].reshape(-1, 1)
-    return np.ascontiguousarray(out).view(np.uint8)[:, :size]
+        return w.words[at : at + 32][lanes].reshape(-1, 1).view(np.uint8)[:, :size]
+    at = op.offset // 2
+    return w.halfs[at : at + 32][lanes].reshape(-1, 1).view(np.uint8)[:, :size]
 
 
 def make_st(program: Program, ins: Instr) -> Run:
@@ -217,7 +240,7 @@ def make_st(program: Program, ins: Instr) -> Run:
     return run
 
 
-_ATOMIC_INT = {
+_ATOMIC_INT: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: a + b, "min": min, "max": max, "and": lambda a, b: a & b, "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b, "exch": lambda a, b: b,
     "inc": lambda a, b: 0 if a >= b else a + 1, "dec": lambda a, b: b if a == 0 or a > b else a - 1,
@@ -272,6 +295,11 @@ def make_prefetch(program: Program, ins: Instr) -> Run:
     return lambda w, mask: None
 
 
-TABLE = {"ld": make_ld, "st": make_st, "atom": make_atomic, "red": make_atomic, "prefetch": make_prefetch,
-         "prefetchu": make_prefetch, "applypriority": make_prefetch, "discard": None}  # fmt: skip
-TABLE = {k: v for k, v in TABLE.items() if v is not None}
+TABLE: dict[str, Callable[[Program, Instr], Run]] = {
+    "ld": make_ld,
+    "st": make_st,
+    "atom": make_atomic,
+    "red": make_atomic,
+    "prefetch": make_prefetch,
+    "prefetchu": make_prefetch,
+}

@@ -4,6 +4,7 @@
 warps 4-7 read D, write it to shared memory as float32, and warp 4 stores it by TMA. `rounds` tiles along A's rows.
 """
 
+# ruff: noqa: E501 (PTX text and tables of it)
 from __future__ import annotations
 
 import numpy as np
@@ -199,7 +200,14 @@ def widen(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def launch(text: str, rounds: int = 2, seed: int = 0, profile: str = "isa", c_rows: int | None = None, registers: int | None = None):
+def launch(
+    text: str,
+    rounds: int = 2,
+    seed: int = 0,
+    profile: str = "isa",
+    c_rows: int | None = None,
+    registers: int | None = None,
+):
     """Run; (Result, largest error, bytes of C)."""
     rng = np.random.default_rng(3)
     a, b = bf16(rng.normal(size=(128 * rounds, 64))), bf16(rng.normal(size=(64, 64)))

@@ -34,7 +34,7 @@ _TYPES = {16: ("b16", "%h", np.uint16), 32: ("b32", "%r", np.uint32), 64: ("b64"
 def evaluate(code: str, inputs, out_bits: int = 32, in_bits=None):
     """Run `code` over arrays of bit patterns, one element per lane.
 
-    `code` reads {a}, {b}, {c}, {d} (registers loaded from the inputs) and writes {o}. Returns the outputs' bit patterns.
+    `code` reads {a}, {b}, {c}, {d} (registers with the inputs) and writes {o}. Returns the outputs' bit patterns.
     """
     arrays = [np.ascontiguousarray(x) for x in inputs]
     in_bits = in_bits or [a.dtype.itemsize * 8 for a in arrays]
@@ -51,16 +51,20 @@ def evaluate(code: str, inputs, out_bits: int = 32, in_bits=None):
         params.append(memory.map(f"in{k}", data))
         decls.append(f".param .u64 in{k}")
         names["abcd"[k]] = f"{prefix}{10 + k}"
-        lines.append(f"ld.param.u64 %rd{30 + k}, [in{k}];\nmul.wide.u32 %rd40, %r102, {bits // 8};\n"
-                     f"add.s64 %rd{30 + k}, %rd{30 + k}, %rd40;\nld.global.{ty} {prefix}{10 + k}, [%rd{30 + k}];")
+        lines.append(
+            f"ld.param.u64 %rd{30 + k}, [in{k}];\nmul.wide.u32 %rd40, %r102, {bits // 8};\n"
+            f"add.s64 %rd{30 + k}, %rd{30 + k}, %rd40;\nld.global.{ty} {prefix}{10 + k}, [%rd{30 + k}];"
+        )
     ty, prefix, dtype = _TYPES[out_bits]
     out = np.zeros(padded, dtype)
     params.append(memory.map("out", out))
     decls.append(".param .u64 out")
     names["o"] = f"{prefix}15"
     lines.append(code.format(**names))
-    lines.append(f"ld.param.u64 %rd41, [out];\nmul.wide.u32 %rd42, %r102, {out_bits // 8};\nadd.s64 %rd41, %rd41, %rd42;\n"
-                 f"st.global.{ty} [%rd41], {prefix}15;")
+    lines.append(
+        f"ld.param.u64 %rd41, [out];\nmul.wide.u32 %rd42, %r102, {out_bits // 8};\nadd.s64 %rd41, %rd41, %rd42;\n"
+        f"st.global.{ty} [%rd41], {prefix}15;"
+    )
     result = execute(kernel("\n".join(lines), ", ".join(decls)), params, memory, grid=(padded // 32,))
     result.raise_for_findings()
     return out[:n]

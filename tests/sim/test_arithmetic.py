@@ -1,5 +1,6 @@
 """Register instructions against exact arithmetic."""
 
+# ruff: noqa: E501 (PTX text and tables of it)
 from __future__ import annotations
 
 import math
@@ -7,10 +8,30 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+
 from tests.sim.ptx_kit import evaluate
 
-SPECIAL = np.array([0x00000000, 0x80000000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x00000001, 0x80000001,
-                    0x00800000, 0x80800000, 0x007FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x3F800001, 0xC2FE0000], np.uint32)
+SPECIAL = np.array(
+    [
+        0x00000000,
+        0x80000000,
+        0x3F800000,
+        0xBF800000,
+        0x7F7FFFFF,
+        0xFF7FFFFF,
+        0x00000001,
+        0x80000001,
+        0x00800000,
+        0x80800000,
+        0x007FFFFF,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x3F800001,
+        0xC2FE0000,
+    ],
+    np.uint32,
+)
 
 
 def floats(seed: int, n: int = 1600) -> np.ndarray:
@@ -47,8 +68,12 @@ def rounded(value: Fraction, mode: str, zero_sign: int) -> int:
         exponent -= 1
     unit = Fraction(2) ** (exponent - 23)
     steps, rest = divmod(mag, unit)
-    up = {"rn": rest * 2 > unit or (rest * 2 == unit and steps & 1), "rz": False, "rm": bool(sign and rest),
-          "rp": bool(not sign and rest)}[mode]
+    up = {
+        "rn": rest * 2 > unit or (rest * 2 == unit and steps & 1),
+        "rz": False,
+        "rm": bool(sign and rest),
+        "rp": bool(not sign and rest),
+    }[mode]
     steps += up
     if steps * unit >= Fraction(2) ** 128:
         away = mode == "rn" or (mode == "rp" and not sign) or (mode == "rm" and sign)
@@ -65,7 +90,15 @@ def expected(op: str, mode: str, *args: int) -> int | None:
     if any(math.isnan(v) for v in x) or any(math.isinf(v) for v in x):
         with np.errstate(all="ignore"):
             y = [np.float64(v) for v in x]
-            r = y[0] + y[1] if op == "add" else y[0] - y[1] if op == "sub" else y[0] * y[1] if op == "mul" else y[0] * y[1] + y[2]
+            r = (
+                y[0] + y[1]
+                if op == "add"
+                else y[0] - y[1]
+                if op == "sub"
+                else y[0] * y[1]
+                if op == "mul"
+                else y[0] * y[1] + y[2]
+            )
         return None if math.isnan(r) else int(np.float32(r).view(np.uint32))
     f = [Fraction(v) for v in x]
     signs = [math.copysign(1, v) < 0 for v in x]
@@ -88,7 +121,7 @@ def test_float_operations_round_exactly(op, mode):
         with np.errstate(all="ignore"):
             product = (a.view(np.float32) * b.view(np.float32)).view(np.uint32) ^ np.uint32(0x80000000)
         args[2][::3] = product[::3]
-    names = ", ".join("{%s}" % "abc"[k] for k in range(len(args)))
+    names = ", ".join("{" + "abc"[k] + "}" for k in range(len(args)))
     got = evaluate(f"{op}.{mode}.f32 {{o}}, {names};", args)
     for row in zip(got.tolist(), *(x.tolist() for x in args), strict=True):
         want = expected(op, mode, *row[1:])
@@ -101,7 +134,7 @@ def test_packed_floats_are_two_scalars(op, mode):
     c = np.roll(a, 3)
     pack = [x.astype(np.uint64) | np.roll(x, 1).astype(np.uint64) << np.uint64(32) for x in (a, b, c)]
     n = 3 if op == "fma" else 2
-    names = ", ".join("{%s}" % "abc"[k] for k in range(n))
+    names = ", ".join("{" + "abc"[k] + "}" for k in range(n))
     got = evaluate(f"{op}.{mode}.f32x2 {{o}}, {names};", pack[:n], out_bits=64)
     scalar = evaluate(f"{op}.{mode}.f32 {{o}}, {names};", [a, b, c][:n])
     assert np.array_equal(got & np.uint64(0xFFFFFFFF), scalar.astype(np.uint64))
@@ -154,8 +187,15 @@ def correctly_rounded(f, x: np.ndarray) -> np.ndarray:
 def test_approximations_are_correctly_rounded(op, reference, low, high):
     rng = np.random.default_rng(0)
     x = rng.uniform(low, high, 3000).astype(np.float32)
-    x = np.concatenate([x, (x * np.float32(1e-3)), np.float32(1) + np.arange(-50, 50, dtype=np.float32) * np.float32(2**-23),
-                        np.arange(-20, 20, dtype=np.float32), x * np.float32(1e-6)])
+    x = np.concatenate(
+        [
+            x,
+            (x * np.float32(1e-3)),
+            np.float32(1) + np.arange(-50, 50, dtype=np.float32) * np.float32(2**-23),
+            np.arange(-20, 20, dtype=np.float32),
+            x * np.float32(1e-6),
+        ]
+    )
     if low >= 0:
         x = np.abs(x)
     got = evaluate(f"{op}.f32 {{o}}, {{a}};", [x]).view(np.float32)
@@ -173,7 +213,9 @@ def test_approximations_are_correctly_rounded(op, reference, low, high):
 def test_approximations_at_the_edges(op, inputs, outputs):
     got = evaluate(f"{op}.f32 {{o}}, {{a}};", [np.array(inputs, np.float32)]).view(np.float32)
     want = np.array(outputs, np.float32)
-    assert np.array_equal(got, want, equal_nan=True) and np.array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))
+    assert np.array_equal(got, want, equal_nan=True) and np.array_equal(
+        np.signbit(got[want == 0]), np.signbit(want[want == 0])
+    )
 
 
 def test_bf16_conversion_rounds_to_nearest_even():
@@ -206,11 +248,19 @@ def test_f16_conversions():
 def test_fp8_conversion(name, mant, bias, top):
     codes = np.arange(128)
     exponent, fraction = codes >> mant, codes & ((1 << mant) - 1)
-    value = np.where(exponent == 0, fraction * 2.0 ** (1 - bias - mant), (1 + fraction / (1 << mant)) * 2.0 ** (exponent - bias))
+    value = np.where(
+        exponent == 0, fraction * 2.0 ** (1 - bias - mant), (1 + fraction / (1 << mant)) * 2.0 ** (exponent - bias)
+    )
     value = value[value <= top]
     rng = np.random.default_rng(2)
-    x = np.concatenate([rng.uniform(-1, 1, 3000) * 2.0 ** rng.integers(-20, 18, 3000), (value[1:] + value[:-1]) / 2, value,
-                        [1e9, -1e9, np.inf, -np.inf]]).astype(np.float32)
+    x = np.concatenate(
+        [
+            rng.uniform(-1, 1, 3000) * 2.0 ** rng.integers(-20, 18, 3000),
+            (value[1:] + value[:-1]) / 2,
+            value,
+            [1e9, -1e9, np.inf, -np.inf],
+        ]
+    ).astype(np.float32)
     got = evaluate(f"cvt.rn.satfinite.{name}x2.f32 {{o}}, {{a}}, {{b}};", [x, np.roll(x, 1)], out_bits=16)
     mag = np.minimum(np.abs(x.astype(np.float64)), top)
     at = np.searchsorted(value, mag)
@@ -281,31 +331,45 @@ def test_integer_operations(code, f):
 
 def test_wide_and_64_bit():
     a, b = ints(3), ints(4)
-    assert evaluate("mul.wide.u32 {o}, {a}, {b};", [a, b], 64).tolist() == [x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert evaluate("mul.wide.u32 {o}, {a}, {b};", [a, b], 64).tolist() == [
+        x * y for x, y in zip(a.tolist(), b.tolist(), strict=True)
+    ]
     assert evaluate("mul.wide.s32 {o}, {a}, {b};", [a, b], 64).tolist() == [
-        signed(x) * signed(y) & (1 << 64) - 1 for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        signed(x) * signed(y) & (1 << 64) - 1 for x, y in zip(a.tolist(), b.tolist(), strict=True)
+    ]
     wide = a.astype(np.uint64) << np.uint64(32) | b
     assert evaluate("mul.lo.s64 {o}, {a}, {a};", [wide], 64).tolist() == [x * x & (1 << 64) - 1 for x in wide.tolist()]
-    assert evaluate("shr.s64 {o}, {a}, 40;", [wide], 64).tolist() == [signed(x, 64) >> 40 & (1 << 64) - 1 for x in wide.tolist()]
+    assert evaluate("shr.s64 {o}, {a}, 40;", [wide], 64).tolist() == [
+        signed(x, 64) >> 40 & (1 << 64) - 1 for x in wide.tolist()
+    ]
     assert evaluate("add.s64 {o}, {a}, -5;", [wide], 64).tolist() == [x - 5 & (1 << 64) - 1 for x in wide.tolist()]
     assert evaluate("cvt.s64.s32 {o}, {a};", [a], 64).tolist() == [signed(x) & (1 << 64) - 1 for x in a.tolist()]
     assert evaluate("cvt.u32.u64 {o}, {a};", [wide], 32).tolist() == b.tolist()
-    assert evaluate("{{ .reg .b32 lo, hi; mov.b64 {{lo, hi}}, {a}; mov.b64 {o}, {{hi, lo}}; }}", [wide], 64).tolist() == [
-        (x >> 32) | (x & M) << 32 for x in wide.tolist()]
+    assert evaluate(
+        "{{ .reg .b32 lo, hi; mov.b64 {{lo, hi}}, {a}; mov.b64 {o}, {{hi, lo}}; }}", [wide], 64
+    ).tolist() == [(x >> 32) | (x & M) << 32 for x in wide.tolist()]
 
 
 def test_16_bit_and_packing():
     h, g = np.arange(0, 640, dtype=np.uint16) * np.uint16(101), np.arange(640, dtype=np.uint16)
-    assert evaluate("add.s16 {o}, {a}, {b};", [h, g], 16).tolist() == [(x + y) & 0xFFFF for x, y in zip(h.tolist(), g.tolist(), strict=True)]
-    assert evaluate("mov.b32 {o}, {{{a}, {b}}};", [h, g]).tolist() == [x | y << 16 for x, y in zip(h.tolist(), g.tolist(), strict=True)]
+    assert evaluate("add.s16 {o}, {a}, {b};", [h, g], 16).tolist() == [
+        (x + y) & 0xFFFF for x, y in zip(h.tolist(), g.tolist(), strict=True)
+    ]
+    assert evaluate("mov.b32 {o}, {{{a}, {b}}};", [h, g]).tolist() == [
+        x | y << 16 for x, y in zip(h.tolist(), g.tolist(), strict=True)
+    ]
     assert evaluate("cvt.s32.s16 {o}, {a};", [h]).tolist() == [signed(x, 16) & M for x in h.tolist()]
     assert evaluate("cvt.u32.u8 {o}, {a};", [ints(1)]).tolist() == [x & 255 for x in ints(1).tolist()]
     assert evaluate("cvt.s32.s8 {o}, {a};", [ints(1)]).tolist() == [signed(x & 255, 8) & M for x in ints(1).tolist()]
 
 
-@pytest.mark.parametrize("how,f", [("rni", lambda v: round(v)), ("rzi", math.trunc), ("rmi", math.floor), ("rpi", math.ceil)])
+@pytest.mark.parametrize(
+    "how,f", [("rni", lambda v: round(v)), ("rzi", math.trunc), ("rmi", math.floor), ("rpi", math.ceil)]
+)
 def test_float_to_integer(how, f):
-    x = np.concatenate([np.random.default_rng(4).normal(size=500) * 100, [0.5, 1.5, 2.5, -0.5, 3e9, -3e9, 1e20]]).astype(np.float32)
+    x = np.concatenate(
+        [np.random.default_rng(4).normal(size=500) * 100, [0.5, 1.5, 2.5, -0.5, 3e9, -3e9, 1e20]]
+    ).astype(np.float32)
     got = evaluate(f"cvt.{how}.s32.f32 {{o}}, {{a}};", [x]).view(np.int32)
     assert got.tolist() == [max(-(1 << 31), min((1 << 31) - 1, f(float(v)))) for v in x]
     unsigned = evaluate(f"cvt.{how}.u32.f32 {{o}}, {{a}};", [x])
@@ -315,8 +379,14 @@ def test_float_to_integer(how, f):
     assert back.tolist() == [float(np.float32(signed(v))) for v in ints(5).tolist()]
 
 
-COMPARES = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-            "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b}
+COMPARES = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
 
 
 @pytest.mark.parametrize("cmp", COMPARES)
@@ -324,13 +394,14 @@ def test_compare(cmp):
     a, b = pairs(13)
     fa, fb = a.view(np.float32), b.view(np.float32)
     nan = np.isnan(fa) | np.isnan(fb)
-    code = "{{ setp.%s.f32 %%p1, {a}, {b}; selp.b32 {o}, 7, 9, %%p1; }}"
-    got = evaluate(code % cmp, [a, b])
+    code = "setp.CMP.{ty} %p1, {{a}}, {{b}}; selp.b32 {{o}}, 7, 9, %p1;"
+    floats = code.format(ty="f32")
+    got = evaluate(floats.replace("CMP", cmp), [a, b])
     with np.errstate(invalid="ignore"):
         plain = COMPARES[cmp](fa, fb)
     assert np.array_equal(got, np.where(plain & ~nan, 7, 9))
-    assert np.array_equal(evaluate(code % (cmp + "u"), [a, b]), np.where(plain | nan, 7, 9))
-    got = evaluate("{{ setp.%s.s32 %%p1, {a}, {b}; selp.b32 {o}, 7, 9, %%p1; }}" % cmp, [a, b])
+    assert np.array_equal(evaluate(floats.replace("CMP", cmp + "u"), [a, b]), np.where(plain | nan, 7, 9))
+    got = evaluate(code.format(ty="s32").replace("CMP", cmp), [a, b])
     assert np.array_equal(got, np.where(COMPARES[cmp](a.view(np.int32), b.view(np.int32)), 7, 9))
 
 
@@ -353,8 +424,12 @@ def test_guarded_writes_keep_other_lanes():
 def test_warp_operations():
     a = np.arange(32, dtype=np.uint32) * 3
     assert evaluate("shfl.sync.bfly.b32 {o}, {a}, 5, 31, -1;", [a]).tolist() == [3 * (x ^ 5) for x in range(32)]
-    assert evaluate("shfl.sync.idx.b32 {o}, {a}, 7, 0x181f, -1;", [a]).tolist() == [3 * ((x & 24) + 7) for x in range(32)]
-    assert evaluate("shfl.sync.up.b32 {o}, {a}, 3, 0, -1;", [a]).tolist() == [3 * (x - 3 if x >= 3 else x) for x in range(32)]
+    assert evaluate("shfl.sync.idx.b32 {o}, {a}, 7, 0x181f, -1;", [a]).tolist() == [
+        3 * ((x & 24) + 7) for x in range(32)
+    ]
+    assert evaluate("shfl.sync.up.b32 {o}, {a}, 3, 0, -1;", [a]).tolist() == [
+        3 * (x - 3 if x >= 3 else x) for x in range(32)
+    ]
     code = "shfl.sync.down.b32 %r20|%p1, {a}, 3, 31, -1; selp.b32 {o}, %r20, 1000, %p1;"
     assert evaluate(code, [a]).tolist() == [3 * (x + 3) if x + 3 < 32 else 1000 for x in range(32)]
     assert evaluate("setp.lt.u32 %p1, {a}, 10; vote.sync.ballot.b32 {o}, %p1, -1;", [a]).tolist() == [0b1111] * 32

@@ -1,5 +1,6 @@
 """Execution and checks, one small program each; most faulty programs have a repaired twin that must be clean."""
 
+# ruff: noqa: E501 (PTX text and tables of it)
 from __future__ import annotations
 
 import numpy as np
@@ -145,7 +146,9 @@ def test_write_after_read_needs_a_barrier():
     clean(body.format(sync="bar.sync 0;"), 64)
     found(body.format(sync=""), "race", 64)
     messages = {f.message for seed in range(20) for f in simple(body.format(sync=""), 64, seed)[0].findings}
-    assert any("is not ordered after the read by" in m for m in messages)  # whichever comes first is blamed on the other
+    assert any(
+        "is not ordered after the read by" in m for m in messages
+    )  # whichever comes first is blamed on the other
     assert any("is not ordered after the write by" in m for m in messages)
 
 
@@ -190,7 +193,10 @@ def test_barrier_reductions():
     assert clean(body, 64).tolist() == [40] * 64
     body = "setp.lt.u32 %p1, %r1, 40;\n barrier.cta.red.{op}.aligned.pred %p2, 1, 64, {neg}%p1;\n selp.b32 %r9, 1, 0, %p2;\n"
     for op, neg, want in (("and", "", 0), ("or", "", 1), ("or", "!", 1)):
-        assert clean(body.format(op=op, neg=neg).replace("red." + op + ".aligned", "red." + op), 64).tolist() == [want] * 64
+        assert (
+            clean(body.format(op=op, neg=neg).replace("red." + op + ".aligned", "red." + op), 64).tolist()
+            == [want] * 64
+        )
 
 
 def test_uninitialised_bounds_and_alignment():
@@ -251,7 +257,11 @@ SKIP:
 def test_sparse_addresses_beyond_32_bits():
     memory, out = GlobalMemory(), np.zeros(32, np.uint32)
     far = memory.map("far", np.arange(32, dtype=np.uint32), address=(1 << 45) + 512)
-    text = kernel(PROLOGUE + f"mov.u64 %rd1, {far};\n add.s64 %rd1, %rd1, %rd51;\n ld.global.b32 %r9, [%rd1];" + STORE, OUT, dynamic=True)
+    text = kernel(
+        PROLOGUE + f"mov.u64 %rd1, {far};\n add.s64 %rd1, %rd1, %rd51;\n ld.global.b32 %r9, [%rd1];" + STORE,
+        OUT,
+        dynamic=True,
+    )
     execute(text, [memory.map("out", out)], memory, dynamic_smem_bytes=64).raise_for_findings()
     assert out.tolist() == list(range(32))
     with pytest.raises(SimError, match="overlaps"):
@@ -259,7 +269,9 @@ def test_sparse_addresses_beyond_32_bits():
     with pytest.raises(SimError, match="windows"):
         memory.map("low", np.zeros(4, np.uint32), address=0x7E00_0000_1000)
     memory.map("constant", np.zeros(4, np.uint32), address=0x2000, writable=False)
-    text = kernel(PROLOGUE + "mov.u64 %rd1, 0x2000;\n st.global.b32 [%rd1], %r1; mov.u32 %r9, 0;" + STORE, OUT, dynamic=True)
+    text = kernel(
+        PROLOGUE + "mov.u64 %rd1, 0x2000;\n st.global.b32 [%rd1], %r1; mov.u32 %r9, 0;" + STORE, OUT, dynamic=True
+    )
     result = execute(text, [memory.map("out2", out.copy())], memory, dynamic_smem_bytes=64)
     assert result.fault is not None and result.fault.kind == "global-readonly"
 
@@ -330,9 +342,14 @@ def test_mbarrier_faults():
     relaxed = arrive.replace("arrive", "arrive.relaxed.cta")
     found(MBAR.format(count=32, arrive=relaxed, wait=WAIT), "race", 64)
     clean(MBAR.format(count=32, arrive="fence.acq_rel.cta;\n" + relaxed, wait=WAIT), 64)
-    again = MBAR.format(count=32, arrive=arrive, wait=WAIT).replace("fence.mbarrier", "mbarrier.init.shared.b64 [%r4+1024], 32;\n fence.mbarrier")
+    again = MBAR.format(count=32, arrive=arrive, wait=WAIT).replace(
+        "fence.mbarrier", "mbarrier.init.shared.b64 [%r4+1024], 32;\n fence.mbarrier"
+    )
     found(again, "mbar-init", 64)
-    fine = again.replace("mbarrier.init.shared.b64 [%r4+1024], 32;\n fence", "mbarrier.inval.shared.b64 [%r4+1024];\n mbarrier.init.shared.b64 [%r4+1024], 32;\n fence")
+    fine = again.replace(
+        "mbarrier.init.shared.b64 [%r4+1024], 32;\n fence",
+        "mbarrier.inval.shared.b64 [%r4+1024];\n mbarrier.init.shared.b64 [%r4+1024], 32;\n fence",
+    )
     clean(fine, 64)
 
 
@@ -401,8 +418,13 @@ def test_bulk_copies():
 
 
 def test_bulk_reduction_adds():
-    body = BULK.replace("cp.async.bulk.global.shared::cta.bulk_group", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32")
-    twice = body.replace("    cp.async.bulk.commit_group;\n", "    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd11], [%r4], 4096;\n    cp.async.bulk.commit_group;\n")
+    body = BULK.replace(
+        "cp.async.bulk.global.shared::cta.bulk_group", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32"
+    )
+    twice = body.replace(
+        "    cp.async.bulk.commit_group;\n",
+        "    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd11], [%r4], 4096;\n    cp.async.bulk.commit_group;\n",
+    )
     check_copies(twice, {}, want=2 * np.arange(1024, dtype=np.uint32))
 
 
@@ -458,7 +480,13 @@ def test_cp_async_groups():
         "race|smem-uninit": CP_ASYNC.format(fence=fence, signal=waits.replace("group 0", "group 1")),
     }, threads=64)  # fmt: skip
     for seed in SEEDS:
-        result, _, _ = copies(CP_ASYNC.format(fence=fence, signal=waits.replace("cp.async.commit_group;\n cp.async.wait_group 0", "cp.async.wait_all")), seed, 64)
+        result, _, _ = copies(
+            CP_ASYNC.format(
+                fence=fence, signal=waits.replace("cp.async.commit_group;\n cp.async.wait_group 0", "cp.async.wait_all")
+            ),
+            seed,
+            64,
+        )
         assert result.ok
 
 
@@ -521,11 +549,15 @@ def test_tensor_memory_store_then_load():
     assert "tcgen05.st" in found(tmem(""), "race", 128)
 
 
-@pytest.mark.parametrize("shape,regs", [("16x64b.x2", 2), ("16x128b.x2", 4), ("16x256b.x1", 4), ("32x32b.x2.unpack::16b", 2)])
+@pytest.mark.parametrize(
+    "shape,regs", [("16x64b.x2", 2), ("16x128b.x2", 4), ("16x256b.x1", 4), ("32x32b.x2.unpack::16b", 2)]
+)
 def test_tensor_memory_shapes(shape, regs):
     text = tmem("tcgen05.wait::st.sync.aligned;", shape, regs)
     if "unpack" in shape:
-        text = text.replace("tcgen05.ld.sync.aligned.32x32b.x2.unpack::16b", "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b")
+        text = text.replace(
+            "tcgen05.ld.sync.aligned.32x32b.x2.unpack::16b", "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b"
+        )
     assert clean(text, 128).tolist() == [2 * x + 1000 * (regs - 1) for x in range(128)]
 
 
@@ -598,8 +630,18 @@ def test_operand_from_tensor_memory():
     out = clean(TS_MMA, 128, smem=8192)
     assert set(out.view(np.float32).tolist()) == {32.0}  # 16 products of 2 and 1
     found(TS_MMA.replace("    tcgen05.wait::st.sync.aligned;\n", ""), "race", 128, smem=8192)
-    found(TS_MMA.replace("st.sync.aligned;\n    tcgen05.fence::before_thread_sync;", "st.sync.aligned;"), "tcgen05-fence", 128, smem=8192)
-    found(TS_MMA.replace("@!%p3 bra PWAIT;\n    tcgen05.fence::after_thread_sync;", "@!%p3 bra PWAIT;"), "tcgen05-fence", 128, smem=8192)
+    found(
+        TS_MMA.replace("st.sync.aligned;\n    tcgen05.fence::before_thread_sync;", "st.sync.aligned;"),
+        "tcgen05-fence",
+        128,
+        smem=8192,
+    )
+    found(
+        TS_MMA.replace("@!%p3 bra PWAIT;\n    tcgen05.fence::after_thread_sync;", "@!%p3 bra PWAIT;"),
+        "tcgen05-fence",
+        128,
+        smem=8192,
+    )
     found(TS_MMA.replace("    fence.proxy.async.shared::cta;\n", ""), "proxy", 128, smem=8192)
     found(TS_MMA.replace("[%r24+16], {%r25", "[%r24+8], {%r25"), "tmem-uninit", 128, smem=8192)
 
@@ -611,8 +653,17 @@ def test_tensor_memory_allocation_rules():
     assert clean(body.format(a=512, b=512)).tolist() == [0] * 32
     found(body.format(a=512, b=256), "tmem-dealloc")
     found(body.format(a=48, b=48), "tmem-alloc")
-    found(body.format(a=64, b=64).replace("    tcgen05.dealloc", "    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;\n    tcgen05.dealloc"), "tmem-alloc")
-    two = body.format(a=512, b=512).replace("    tcgen05.relinquish", "    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;\n    tcgen05.relinquish")
+    found(
+        body.format(a=64, b=64).replace(
+            "    tcgen05.dealloc",
+            "    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;\n    tcgen05.dealloc",
+        ),
+        "tmem-alloc",
+    )
+    two = body.format(a=512, b=512).replace(
+        "    tcgen05.relinquish",
+        "    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r4], 32;\n    tcgen05.relinquish",
+    )
     assert "free tensor-memory columns" in found(two, "deadlock")
 
 
@@ -670,7 +721,9 @@ def cluster_run(body: str, seed: int):
     out = np.zeros(64, np.uint32)
     memory = GlobalMemory()
     text = kernel(PROLOGUE + body + STORE, OUT, dynamic=True)
-    launch = Launch(text, grid=(2,), block=(32,), cluster=(2,), params=[memory.map("out", out)], dynamic_smem_bytes=2048)
+    launch = Launch(
+        text, grid=(2,), block=(32,), cluster=(2,), params=[memory.map("out", out)], dynamic_smem_bytes=2048
+    )
     return run(launch, memory, seed=seed), out
 
 
@@ -683,7 +736,10 @@ def test_distributed_shared_memory_of_a_cluster():
         assert kinds(cluster_run(early, seed)[0]) & {"mbar-unknown", "mbar-init-order", "mbar-overflow", "peer-exited"}
         local = CLUSTER.replace("st.shared::cluster.b32", "st.shared::cta.b32")
         assert "smem-rank" in kinds(cluster_run(local, seed)[0])
-        lost = CLUSTER.replace("WAIT:\n    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r12], 0;\n    @!%p2 bra WAIT;\n", "")
+        lost = CLUSTER.replace(
+            "WAIT:\n    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r12], 0;\n    @!%p2 bra WAIT;\n",
+            "",
+        )
         assert kinds(cluster_run(lost, seed)[0]) & {"race", "smem-uninit"}
 
 
@@ -778,7 +834,9 @@ def test_launch_misuse_is_refused():
 
 def test_source_lines_of_findings():
     body = '.file 1 "kernel.py"\n'
-    text = kernel("    .loc 1 42 7\n    ld.shared.b32 %r9, [smem];\n", dynamic=True).replace(".visible", body + ".visible")
+    text = kernel("    .loc 1 42 7\n    ld.shared.b32 %r9, [smem];\n", dynamic=True).replace(
+        ".visible", body + ".visible"
+    )
     result = execute(text, dynamic_smem_bytes=64)
     assert result.findings[0].loc == ("kernel.py", 42) and "kernel.py:42" in str(result.findings[0])
     with pytest.raises(SimError, match="smem-uninit"):
@@ -786,5 +844,7 @@ def test_source_lines_of_findings():
 
 
 def test_instructions_without_effect():
-    body = "griddepcontrol.wait;\n griddepcontrol.launch_dependents;\n nanosleep.u32 20;\n membar.gl;\n mov.u32 %r9, 4;\n"
+    body = (
+        "griddepcontrol.wait;\n griddepcontrol.launch_dependents;\n nanosleep.u32 20;\n membar.gl;\n mov.u32 %r9, 4;\n"
+    )
     assert clean(body + "prefetch.global.L2 [%rd50];\n").tolist() == [4] * 32

@@ -1,5 +1,6 @@
 """The pipeline kernel is clean as written, and every fault put into it is found under every scheduler seed tried."""
 
+# ruff: noqa: E501 (PTX text and tables of it)
 from __future__ import annotations
 
 import pytest
@@ -116,8 +117,15 @@ def test_output_outside_the_tensor_is_a_fault():
 
 def test_scoreboard_profile_turns_register_dependencies_into_warnings():
     _, edits = FAULTS["no wait::ld"]
-    result, error, _ = pk.launch(pk.source(*edits, ("    tcgen05.fence::before_thread_sync;\n    mbarrier.arrive.shared.b64 _, [%r7];\n", ""),
-                                           ("STORES\n", "STORES\n    mbarrier.arrive.shared.b64 _, [%r7];\n")), rounds=3, profile="scoreboard")
+    result, error, _ = pk.launch(
+        pk.source(
+            *edits,
+            ("    tcgen05.fence::before_thread_sync;\n    mbarrier.arrive.shared.b64 _, [%r7];\n", ""),
+            ("STORES\n", "STORES\n    mbarrier.arrive.shared.b64 _, [%r7];\n"),
+        ),
+        rounds=3,
+        profile="scoreboard",
+    )
     assert result.ok and error < 1e-4
     assert {"tcgen05-ld-unwaited", "tcgen05-fence"} <= {f.kind for f in result.findings}
 

@@ -98,10 +98,10 @@ class Problem:
         dims = str(self.head_dim_qk)
         if self.head_dim_v != self.head_dim_qk:
             dims = f"({self.head_dim_qk}, {self.head_dim_v})"
-        window = f" window {self.window}" if self.window else ""
+        mask = f"window {self.window}" if self.window else self.mask
         more = "".join(f", {f}" for f in self.features) + (", lse" if self.lse else "")
         return (
-            f"{self.dtype} head_dim {dims}, {self.mask}{window} mask, batch {self.batch}, seqlen {self.seqlen_q} x "
+            f"{self.dtype} head_dim {dims}, {mask} mask, batch {self.batch}, seqlen {self.seqlen_q} x "
             f"{self.seqlen_k}, heads {self.num_heads_q}/{self.num_heads_kv}{more}"
         )
 

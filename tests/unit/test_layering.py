@@ -48,6 +48,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "analyze": (BASE | {"arch", "manifest", "manifest_io", "plan", "sass"}, set()),
     "reference": (BASE, {"numpy"}),
     "run": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "runtime", "sim"}, {"numpy"}),
+    "explain": (BASE | {"manifest", "runtime"}, set()),
     "verify": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "run", "runtime", "sim"}, {"numpy"}),
     "doctor": (BASE | {"__init__", "arch", "compiler", "resources", "runtime", "sass", "spec"}, set()),
     "__main__": ({"cli"}, {"click", "rich"}),

@@ -26,7 +26,7 @@ from ..errors import BundleError, ProblemError, SimError
 from ..manifest import KernelRecord
 from ..runtime.driver import ADDRESS_ORDER, ARCH_CAPABILITY, Addresses, Device, PackedLaunch, TensorMapArgs
 from ..runtime.tensors import HOST, TensorArg
-from .findings import Result
+from .findings import Finding, Result
 from .launch import Launch, Param, prepare, run
 from .memory import GlobalMemory
 from .tensormap import TensorMap, TensorMapError
@@ -53,14 +53,14 @@ class Lines:
 
 @dataclass(frozen=True)
 class SimKernel:
-    """A kernel ready to run: its PTX, and what a launch needs of its record."""
+    """A kernel ready to run: its PTX, and what a launch needs of its record. planned_registers: warp -> per thread."""
 
     id: str
     ptx: str
     symbol: str
     registers: int
     roles: Mapping[int, str]
-    lines: Lines
+    planned_registers: Mapping[int, int]
     where: str
 
 
@@ -135,8 +135,12 @@ class SimDriver:
         except UnicodeDecodeError:
             raise BundleError(f"{where}: is no PTX text; rebuild the bundle") from None
         lines = Lines(line_map)
-        kernel = SimKernel(record.id, ptx, record.symbol, record.resources.registers, roles_of(record), lines, where)
-        prepare(Launch(ptx, (1,), (record.launch.threads,), (), entry=record.symbol))
+        roles, planned = roles_of(record), planned_registers(record)
+        kernel = SimKernel(record.id, ptx, record.symbol, record.resources.registers, roles, planned, where)
+        program = prepare(Launch(ptx, (1,), (record.launch.threads,), (), entry=record.symbol))
+        for ins in program.kernel.instrs:  # reports name source lines, although the PTX has no debug information
+            if ins.loc is None:
+                ins.loc = lines.find(ins.line)
         return kernel
 
     def bind(self, kernel: SimKernel, packed: PackedLaunch, device: Device) -> SimLaunch:
@@ -158,9 +162,9 @@ class SimDriver:
         """Run to the end. Raises SimError with every error that was found, unless not strict."""
         result = run(launch, self.memory, self.seed, self.profile, self.ctas)
         self.last_result = result
-        _name_sources(result, kernel.lines)
+        _check_registers(result, kernel)
         if self.strict and not result.ok:
-            found = "\n".join(f"  {f}" for f in result.errors)
+            found = "\n".join(f"  {line}" for line in summary(result.errors))
             raise SimError(f"{kernel.id}: seed {self.seed}: {len(result.errors)} errors in {kernel.where}:\n{found}")
 
 
@@ -212,20 +216,35 @@ def _param(kernel: SimKernel, arg: TensorMapArgs | int | float) -> Param:
         raise SimError(f"{kernel.id}: {arg.tensor}: tensor map: {e}") from None
 
 
-def _name_sources(result: Result, lines: Lines) -> None:
-    """Give findings and loops of a PTX without debug information their source lines."""
-    for finding in result.findings:
-        if finding.loc is None and finding.line:
-            finding.loc = lines.find(finding.line)
-    for loops in result.counters.loops.values():
-        for loop in loops:
-            if loop.loc is None:
-                loop.loc = lines.find(loop.line)
+def _check_registers(result: Result, kernel: SimKernel) -> None:
+    """Warps must end with the registers that the plan gives their role: its budget was solved for these."""
+    for warp, counts in sorted(result.registers.items()):
+        planned = kernel.planned_registers.get(warp)
+        wrong = sorted(counts - {planned})
+        if planned is not None and wrong:
+            role = kernel.roles.get(warp, "")
+            text = f"ends with {wrong[0]} registers per thread, the plan gives its role {planned}: setmaxnreg is wrong"
+            result.findings.append(Finding("setmaxnreg-plan", text, "error", -1, warp, role, 0, None, ""))
+
+
+def summary(findings: Sequence[Finding]) -> list[str]:
+    """One line per kind, role and source line: an unrolled loop reports one mistake at each of its instructions."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for f in findings:
+        groups.setdefault((f.kind, f.role.rstrip("01"), f.loc or f.line), []).append(f)
+    more = {key: f" (and at {len(group) - 1} more instructions of this line)" for key, group in groups.items()}
+    return [f"{group[0]}{more[key] if len(group) > 1 else ''}" for key, group in groups.items()]
 
 
 def roles_of(record: KernelRecord) -> dict[int, str]:
     """Warp -> role name, from the plan in the kernel's record."""
     return {warp: role["name"] for role in record.plan.get("roles", ()) for warp in role["warp_ids"]}
+
+
+def planned_registers(record: KernelRecord) -> dict[int, int]:
+    """Warp -> registers per thread after setmaxnreg, from the plan in the kernel's record."""
+    roles = (role for role in record.plan.get("roles", ()) if "num_regs" in role)
+    return {warp: role["num_regs"] for role in roles for warp in role["warp_ids"]}
 
 
 def counters(result: Result) -> dict[str, Any]:
@@ -254,4 +273,4 @@ def counters(result: Result) -> dict[str, Any]:
     }  # fmt: skip
 
 
-__all__ = ["SimDriver", "SimKernel", "SimLaunch", "counters", "roles_of"]
+__all__ = ["SimDriver", "SimKernel", "SimLaunch", "counters", "roles_of", "summary"]

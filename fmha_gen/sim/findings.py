@@ -27,10 +27,12 @@ class Finding:
     count: int = 1
 
     def __str__(self) -> str:
-        who = f"CTA {self.cta} warp {self.warp}" + (f" ({self.role})" if self.role else "")
+        cta = f"CTA {self.cta} " if self.cta >= 0 else ""
+        who = f"{cta}warp {self.warp}" + (f" ({self.role})" if self.role else "")
         src = f" [{self.loc[0]}:{self.loc[1]}]" if self.loc else ""
         times = f" (seen {self.count} times)" if self.count > 1 else ""
-        at = f"PTX line {self.line}{src}: {self.text}" if self.line else "end of run"
+        text = self.text if len(self.text) <= 100 else self.text[:97] + "..."
+        at = f"PTX line {self.line}{src}: {text}" if self.line else "end of run"
         return f"{self.severity} {self.kind}: {who}, {at}: {self.message}{times}"
 
 
@@ -47,6 +49,7 @@ class Result:
     """Outcome of a run. findings: everything reported, the fault last; counters: what was executed, by warp and loop.
 
     ticks: simulated scheduler time (warp instructions plus waiting). steps: warp instructions executed.
+    registers: warp id -> registers per thread that its warps ended with, in all CTAs that ran.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -54,6 +57,7 @@ class Result:
     counters: Counters = field(default_factory=Counters)
     ticks: int = 0
     steps: int = 0
+    registers: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[Finding]:

@@ -122,6 +122,7 @@ class Machine(Reporter):
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.ready: list[Warp] = []
         self.progress = 0  # tick of the last one
+        self.final_registers: dict[int, set[int]] = {}  # warp id -> registers per thread at its end
         self.tally = Tally(len(program.steps) + 1)
         self.kinds = [_KINDS[s.kind] for s in program.steps]
 
@@ -283,6 +284,7 @@ class Machine(Reporter):
         w.done = True
         w.active = 0
         warp_end_checks(self, w)
+        self.final_registers.setdefault(w.index, set()).add(w.num_regs)
         w.cta.live -= 1
         self.wake(w.cta.cluster.barrier.settle(w.cta.cluster.live_warps()))
 
@@ -346,7 +348,7 @@ class Machine(Reporter):
     def result(self) -> Result:
         findings = sorted(self.findings.values(), key=lambda f: (f.severity != "fault", f.severity == "warning"))
         counters: Counters = collect(self.program, self.tally, self.roles)
-        return Result(findings, None, counters, self.now, self.executed)
+        return Result(findings, None, counters, self.now, self.executed, self.final_registers)
 
 
 def sleep(w: Warp, what: str, detail: Callable[[], str]) -> None:

@@ -92,7 +92,7 @@ class Warp:
         self.instr: Instr = program.kernel.instrs[0]
         self.step_pc = 0
         # knowledge
-        prefix = f"CTA {cta.number} warp {index}"
+        prefix = self.who()
         self.comp = comps.add(prefix, generic=True)
         self.comp_ld = comps.add(f"{prefix} tcgen05.ld", tcgen=True)
         self.comp_st = comps.add(f"{prefix} tcgen05.st", tcgen=True)

@@ -59,7 +59,7 @@ def test_line_map_by_hand():
 
 
 def test_inline_assembly_belongs_to_the_line_that_wrote_it():
-    """The compiler counts on through the lines of an assembly text: positions after the statement's own are not real."""
+    """The compiler counts on through the lines of an assembly text: positions inside one are not real."""
     plain = "// begin inline asm\nRETRY:\nwait;\n// end inline asm\nret;\n"
     lines = (
         '.file 1 "/b/kernel.py"\n.loc 1 20 4\n// begin inline asm\n.loc 1 21 4\nRETRY:\n.loc 1 22 4\nwait;\n'

@@ -27,6 +27,7 @@ COMMANDS = {
     "analyze": "Read the machine code of a bundle or cubin: registers, spills, loops by role.",
     "verify": "Run a bundle's kernels against an fp64 reference.",
     "run": "Run one attention problem from an .npz file.",
+    "bench": "Time a bundle on this machine's GPU, beside cuDNN and FlashAttention-3.",
     "explain": "Say which kernel of a bundle serves a problem, and why not the others.",
     "doctor": "Say what this installation can do, and what it lacks.",
     "schema": "Print the JSON schema of spec files, for editors.",

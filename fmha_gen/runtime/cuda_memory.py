@@ -25,15 +25,21 @@ class DeviceMemory:
                     self._driver.check(result, f"{self._device.describe()}: free")
         self._addresses.clear()
 
-    def upload(self, data: bytes, name: str) -> int:
-        """Allocate and fill device memory (at least one byte, so that every tensor has an address)."""
-        api, check = self._driver.api, self._driver.check
-        where = f"{name}: {len(data)} B on {self._device.describe()}"
+    def allocate(self, size_bytes: int, name: str) -> int:
+        """Device memory (at least one byte, so that every tensor has an address)."""
+        where = f"{name}: {size_bytes} B on {self._device.describe()}"
         with self._driver.context(self._device.ordinal):
-            address = int(check(api.cuMemAlloc(max(1, len(data))), where))
-            self._addresses.append(address)
-            if data:
-                check(api.cuMemcpyHtoD(address, data, len(data)), where)
+            address = int(self._driver.check(self._driver.api.cuMemAlloc(max(1, size_bytes)), where))
+        self._addresses.append(address)
+        return address
+
+    def upload(self, data: bytes, name: str) -> int:
+        """Allocate and fill device memory."""
+        address = self.allocate(len(data), name)
+        if data:
+            where = f"{name}: {len(data)} B to {self._device.describe()}"
+            with self._driver.context(self._device.ordinal):
+                self._driver.check(self._driver.api.cuMemcpyHtoD(address, data, len(data)), where)
         return address
 
     def download(self, address: int, into: bytearray, name: str) -> None:

@@ -29,7 +29,8 @@ def merge(rows):
 def tree(op, values):
     """`values` reduced by `op` as a balanced tree."""
     while len(values) > 1:
-        values = [op(*values[i : i + 2]) if len(values[i : i + 2]) == 2 else values[i] for i in range(0, len(values), 2)]
+        pairs = [values[i : i + 2] for i in range(0, len(values), 2)]
+        values = [op(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
     return values[0]
 
 

@@ -29,9 +29,7 @@ def grid_size() -> Int32:
 def elect_one():
     """True in one lane of a converged warp."""
     return (
-        inline_ptx(
-            "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 {$w0}, 1, 0, p; }", write_only_types=[Int32]
-        )
+        inline_ptx("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 {$w0}, 1, 0, p; }", write_only_types=[Int32])
         != 0
     )
 
@@ -122,8 +120,7 @@ def tma_load_4d(dst: Int32, tensor_map, bar: Int32, c0, c1: Int32, c2: Int32, c3
 def tma_store_4d(tensor_map, src: Int32, c0, c1: Int32, c2: Int32, c3: Int32) -> None:
     """Store one box from `src`; part of the current bulk group."""
     inline_ptx(
-        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
-        " [{$r0}, {{$r2}, {$r3}, {$r4}, {$r5}}], [{$r1}];",
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [{$r0}, {{$r2}, {$r3}, {$r4}, {$r5}}], [{$r1}];",
         read_only_args=[tensor_map.get_ptr(), src, Int32(c0), c1, c2, c3],
     )
 
@@ -170,7 +167,8 @@ def store_global_f32(addr: Int64, value: Float32) -> None:
 def store_matrices(addr: Int32, values) -> None:
     """stmatrix: four 8 x 8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8."""
     inline_ptx(
-        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[addr, *values]
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[addr, *values],
     )
 
 
@@ -191,6 +189,4 @@ def block_boundary(never_negative: Int32) -> None:
     ptxas moves arithmetic freely across barriers and waits of a block. The argument is a value that is never negative
     but that the compiler cannot know; the branch is never taken.
     """
-    inline_ptx(
-        "{ .reg .pred p; setp.lt.s32 p, {$r0}, 0;\nAGAIN:\n@p bra AGAIN;\n}", read_only_args=[never_negative]
-    )
+    inline_ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0;\nAGAIN:\n@p bra AGAIN;\n}", read_only_args=[never_negative])

@@ -1,7 +1,7 @@
 """Row arithmetic of the online softmax: one thread owns one row, values are Python lists of registers.
 
-Exponentials are base 2 of scaled logits, ``2^(s * scale_log2 + shift)`` with the row's shift near minus its scaled maximum. Packed operations work on pairs of
-neighbouring columns.
+Exponentials are base 2 of scaled logits, ``2^(s * scale_log2 + shift)`` with the row's shift near minus its scaled
+maximum. Packed operations work on pairs of neighbouring columns.
 """
 
 from __future__ import annotations

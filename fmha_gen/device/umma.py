@@ -58,6 +58,4 @@ def mma_ts(tmem_d: Int32, tmem_a: Int32, b_low: Int32, desc: int, idesc: int, ac
 
 def commit(bar: Int32) -> None:
     """Arrive at mbarrier `bar` when all products that this thread issued so far have completed."""
-    inline_ptx(
-        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{$r0}];", read_only_args=[bar]
-    )
+    inline_ptx("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{$r0}];", read_only_args=[bar])

@@ -1,8 +1,8 @@
 """wgmma: descriptors, and matrix products of one warpgroup as single asm blocks.
 
-A product is issued as one block (fence, a run of K steps, commit) and finishes with `wait`. Accumulators and operands in
-registers pass through both as tied operands: to the compiler every block makes new values, so that no instruction can
-touch a register between issue and wait. Of a 64-bit matrix descriptor only the low word varies with the address.
+A product is issued as one block (fence, a run of K steps, commit) and finishes with `wait`. Accumulators and operands
+in registers pass through both as tied operands: to the compiler every block makes new values, so that no instruction
+can touch a register between issue and wait. Of a 64-bit matrix descriptor only the low word varies with the address.
 
 Fragments of one thread, as lists: accumulators of a 64 x N product are N/2 float32, ``[4j + 2r + e]`` holding row
 ``lane / 4 + 8r`` of the warp's 16 and column ``8j + 2 (lane % 4) + e``. An A operand of depth 16 is four words of two
@@ -24,8 +24,8 @@ _CONSTRAINTS = {"i32": "r", "i64": "l", "f32": "f"}
 def _asm(code, floats=(), words=(), reads=(), new_floats=0, *, loc=None, ip=None) -> tuple[list[Any], list[Any]]:
     """Inline asm on tied registers: operands are `new_floats` written ones, then `floats`, `words`, then `reads`.
 
-    Returns (float32 results, 32-bit results): new and tied ones. The DSL's own `inline_ptx` has read-write operands too,
-    but crashes on them (nvidia-cutlass-dsl 4.8.1).
+    Returns (float32 results, 32-bit results): new and tied ones. The DSL's own `inline_ptx` has read-write operands
+    too, but crashes on them (nvidia-cutlass-dsl 4.8.1).
     """
     tied = [Float32(x).ir_value(loc=loc, ip=ip) for x in floats] + [Int32(x).ir_value(loc=loc, ip=ip) for x in words]
     inputs = [Int32(x).ir_value(loc=loc, ip=ip) for x in reads]

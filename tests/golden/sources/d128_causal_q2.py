@@ -157,9 +157,7 @@ def count_tiles(problem):
 def tile_coordinates(tile, problem):
     """(m_block, query head, batch entry) of a tile."""
     num_m_blocks = tiles.ceil_div(problem.seqlen_q, ROWS_PER_TILE)
-    return tiles.longest_first_order(
-        tile, num_m_blocks, problem.num_heads_q, problem.batch, problem.heads_per_section
-    )
+    return tiles.longest_first_order(tile, num_m_blocks, problem.num_heads_q, problem.batch, problem.heads_per_section)
 
 
 @cute.jit
@@ -312,7 +310,7 @@ def unmasked_block(s, mbar, quadrant, slot, stats, stats_parity, scale_log2, shi
 
 @cute.jit
 def masked_block(s, visible, mbar, quadrant, slot, stats, stats_parity, scale_log2, shift, sum_lo, sum_hi):
-    """A block that some row sees in part. visible: keys of the block seen by this row, by the warp's first and last row.
+    """A block that some row sees in part. visible: keys of it that this row and the warp's first and last row see.
 
     Work is skipped by chunks for the warp as a whole: a chunk that no row sees costs nothing but zeros in P,
     one that all rows see needs no mask.

@@ -310,7 +310,7 @@ def unmasked_block(s, mbar, quadrant, slot, stats, stats_parity, scale_log2, shi
 
 @cute.jit
 def masked_block(s, visible, mbar, quadrant, slot, stats, stats_parity, scale_log2, shift, sum_lo, sum_hi):
-    """A block that some row sees in part. visible: keys of the block seen by this row, by the warp's first and last row.
+    """A block that some row sees in part. visible: keys of it that this row and the warp's first and last row see.
 
     Work is skipped by chunks for the warp as a whole: a chunk that no row sees costs nothing but zeros in P,
     one that all rows see needs no mask.

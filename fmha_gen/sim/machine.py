@@ -215,7 +215,11 @@ class Machine(Reporter):
                 out = step.run(w, mask) if mask else None  # type: ignore[misc]
                 if out is BLOCKED:
                     self.now -= 1
-                    break
+                    if not self.try_sibling(w):
+                        break
+                    pc = w.pc
+                    continue
+                w.swapped = False
                 counts[pc] += 1
                 pc = step.next
                 if out is SLEEP:
@@ -271,6 +275,19 @@ class Machine(Reporter):
                 return pc
         self.end_warp(w)
         return w.pc
+
+    def try_sibling(self, w: Warp) -> bool:
+        """A side of a branch waits: run the other side, once until one of them gets on. False: the warp sleeps."""
+        if w.swapped or len(w.stack) < 2 or w.stack[-1][2] != w.reconverge or w.stack[-1][0] == w.reconverge:
+            w.swapped = False
+            return False
+        pc, mask, _ = w.stack[-1]
+        mask &= ~w.exited
+        if not mask:
+            return False
+        w.stack[-1] = (w.pc, w.active, w.reconverge)
+        w.pc, w.active, w.swapped, w.wait = pc, mask, True, None
+        return True
 
     def leave(self, w: Warp, step: Step, trap: bool) -> int:
         mask = self.guard_mask(w, step)

@@ -82,7 +82,8 @@ class Warp:
         self.exited = FULL & ~self.active
         self.pc = 0
         self.reconverge = -1
-        self.stack: list[tuple[int, int, int]] = []
+        self.stack: list[tuple[int, int, int]] = []  # (pc, lanes, reconvergence pc); the side that runs is not on it
+        self.swapped = False  # the running side was taken because its sibling waits
         self.counts = [0] * (len(program.steps) + 1)
         self.taken = [0] * (len(program.steps) + 1)  # branches: times some lane took it
         self.falls = [0] * (len(program.steps) + 1)  # ... and times some lane did not

@@ -97,6 +97,36 @@ SKIP:
     assert clean(body).tolist() == [2] * 16 + [1] * 7 + [2] * 9
 
 
+def test_sides_of_a_branch_wait_for_each_other():
+    """Lanes 0-15 wait for an arrival that lanes 16-31 make after waiting for theirs: needs both sides to get on."""
+    body = """
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared.b64 [%r4+1024], 16;
+    mbarrier.init.shared.b64 [%r4+1032], 16;
+READY:
+    bar.sync 0;
+    mov.u32 %r9, 1;
+    setp.lt.u32 %p2, %r3, 16;
+    @%p2 bra LOW;
+    mbarrier.arrive.shared.b64 _, [%r4+1024];
+HIGH_WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p3, [%r4+1032], 0;
+    @!%p3 bra HIGH_WAIT;
+    mov.u32 %r9, 2;
+    bra JOIN;
+LOW:
+LOW_WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p3, [%r4+1024], 0;
+    @!%p3 bra LOW_WAIT;
+    {arrive}
+JOIN:
+    """
+    arrive = "mbarrier.arrive.shared.b64 _, [%r4+1032];"
+    assert clean(body.format(arrive=arrive)).tolist() == [1] * 16 + [2] * 16
+    assert "pending arrivals 16 of 16" in found(body.format(arrive=""), "deadlock")
+
+
 def test_early_exit_of_lanes_and_guarded_exit():
     body = "mov.u32 %r9, 5;\n setp.lt.u32 %p1, %r3, 8;\n @%p1 exit;\n"
     assert clean(body).tolist() == [0] * 8 + [5] * 24

@@ -55,6 +55,8 @@ FAULTS = {
     "initialisation races with its use": ({"mbar-init-order", "mbar-unknown", "smem-uninit", "race"}, [("    bar.sync 0;\n    tcgen05.fence::after", "    tcgen05.fence::after")]),
     "tensor memory not freed": ("tmem-leak", [("    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;\n", DROP)]),
     "tensor memory freed while it is read": ({"race", "tmem-unallocated"}, [("    bar.warp.sync -1;\n    bar.sync 0;\n    setp.ne.u32 %p1, %r2, 1;\n    @%p1 bra LEAVE", "    bar.warp.sync -1;\n    setp.ne.u32 %p1, %r2, 1;\n    @%p1 bra LEAVE")]),
+    "no fence of the readers before tensor memory is freed": ("tcgen05-fence", [
+        ("    tcgen05.wait::ld.sync.aligned;\n    tcgen05.fence::before_thread_sync;\n", "    tcgen05.wait::ld.sync.aligned;\n")]),
     "too few columns": ("tmem-unallocated", [("[%r8], 64", "[%r8], 32"), ("%r10, 64", "%r10, 32")]),
     "columns not a power of two": ("tmem-alloc", [("[%r8], 64", "[%r8], 96")]),
     "wrong lane quadrant": ("tmem-quadrant", [("    shl.b32 %r41, %r41, 21;", "    mov.u32 %r41, 0;")]),

@@ -1,7 +1,7 @@
 """Machine code of compiled modules, kept between processes in the user's cache folder.
 
 A file is named by the digest of the LLVM IR, the CPU and the LLVM version, and starts with the digest of its contents;
-what does not match is compiled again. FMHA_GEN_SIM_CACHE names another folder, or turns the cache off when empty.
+what does not match is compiled again. It lies beside the build cache: FMHA_GEN_CACHE_DIR names another place.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import os
 import tempfile
 from pathlib import Path
 
-_MAX_FILES = 400
+_MAX_BYTES = 512 << 20
 _DIGEST_BYTES = 32
 
 
 def folder() -> Path | None:
-    """The cache folder, or None when it is off or there is no home."""
-    chosen = os.environ.get("FMHA_GEN_SIM_CACHE")
-    if chosen is not None:
-        return Path(chosen) if chosen else None
+    """The cache folder, or None when there is no home for it."""
+    chosen = os.environ.get("FMHA_GEN_CACHE_DIR")
+    if chosen:
+        return Path(chosen) / "sim"
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "fmha_gen" / "sim" if not base.startswith("~") else None
+    return Path(base) / "fmha-gen" / "sim" if not base.startswith("~") else None
 
 
 class ObjectCache:
@@ -34,7 +34,9 @@ class ObjectCache:
         if self.where is None:
             return None
         try:
-            data = (self.where / _name(module)).read_bytes()
+            path = self.where / _name(module)
+            data = path.read_bytes()
+            os.utime(path)  # the least recently used go first
         except OSError:
             return None
         body = data[_DIGEST_BYTES:]
@@ -48,15 +50,20 @@ class ObjectCache:
             with tempfile.NamedTemporaryFile(dir=self.where, delete=False) as f:
                 f.write(hashlib.sha256(body).digest() + body)
             os.replace(f.name, self.where / _name(module))
-            self._prune()
+            if _name(module)[0] == "0":  # now and then: one file in sixteen
+                self._prune()
         except OSError:
             return  # a cache that cannot be written is no cache
 
     def _prune(self) -> None:
         assert self.where is not None
-        files = sorted(self.where.glob("*.o"), key=lambda p: p.stat().st_mtime)
-        for old in files[: max(0, len(files) - _MAX_FILES)]:
-            old.unlink(missing_ok=True)
+        files = sorted(((p.stat(), p) for p in self.where.glob("*.o")), key=lambda item: item[0].st_mtime)
+        excess = sum(stat.st_size for stat, _ in files) - _MAX_BYTES
+        for stat, path in files:
+            if excess <= 0:
+                break
+            path.unlink(missing_ok=True)
+            excess -= stat.st_size
 
 
 def _name(module: object) -> str:

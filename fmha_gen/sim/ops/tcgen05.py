@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..clocks import HB, Access
+from ..clocks import HB, TCGEN, Access
 from ..findings import Fault
 from ..machine import BLOCKED, sleep
 from ..memory import TMEM_COLS
@@ -122,7 +122,9 @@ def _dealloc(program: Program, ins: Instr, parts: Parts) -> Run:
         cta, lane = w.cta, first_lane(mask)
         n, start = _columns(cols(w, lane)), address(w, lane)
         comps = cta.cluster.comps
-        access = Access(w.comp_st, w.st_sequence, w.vc[HB], ins.index, comps.nothing, w.tview, "tcgen05-fence")
+        # Deallocation is synchronous: it needs the ::before fences of the others, but none ::after.
+        released = np.maximum(w.vc[TCGEN], w.tview)
+        access = Access(w.comp_st, w.st_sequence, w.vc[HB], ins.index, comps.tcgen, released, "tcgen05-fence")
         cells = rect_cells(0, 128, start & 0xFFFF, n)
         if (start & 0xFFFF) + n <= TMEM_COLS:
             cta.machine.write(access, cta.tmem.history, cells, "tmem deallocation", tmem_name(cta), comps)

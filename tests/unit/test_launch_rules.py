@@ -1,4 +1,4 @@
-"""Launch rules against hand-derived numbers. Case ids refer to docs/cases (public reports)."""
+"""Launch rules against hand-derived numbers."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def _run(
     causal: bool = False,
 ) -> None:  # fmt: skip
     """Launch on torch's current stream of q's device."""
-    if q.requires_grad or k.requires_grad or v.requires_grad or out.requires_grad:
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or out.requires_grad):
         _refuse_grad(q, k, v, out)
     device = q.get_device()
     stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
@@ -183,7 +183,8 @@ def flash_attn_func(
     A query without keys: out 0, lse -inf. Returns out, or (out, lse).
     Raises ProblemError, SelectionError, BundleError, DriverError.
     """
-    causal = _flash_mask(causal, window_size)
+    if window_size is not UNBOUNDED or type(causal) is not bool:  # as defaults need no call
+        causal = _flash_mask(causal, window_size)
     if softcap or dropout_p or num_splits not in (0, 1) or pack_gqa or sm_margin or attention_chunk or not (
         alibi_slopes is learnable_sink is s_aux is qv is q_descale is k_descale is v_descale is None
     ):  # fmt: skip
@@ -192,7 +193,8 @@ def flash_attn_func(
             attention_chunk=attention_chunk, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, s_aux=s_aux,
             qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         )  # fmt: skip
-    _check_scale("softmax_scale", softmax_scale)
+    if softmax_scale is not None:
+        _check_scale("softmax_scale", softmax_scale)
     if out is None:
         out = _empty_out(q, v)
     if lse is None and (return_lse or return_attn_probs):

@@ -86,8 +86,11 @@ def _run(
     """Launch on torch's current stream of q's device."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or out.requires_grad):
         _refuse_grad(q, k, v, out)
-    device = q.get_device()
-    stream = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else 0
+    device, stream = q.get_device(), 0
+    if device >= 0:
+        stream = torch._C._cuda_getCurrentRawStream(device)
+    elif q.is_meta:
+        return  # shapes without memory: there is nothing to compute
     bundle = _bundle if _bundle is not None else _first_bundle()
     bundle.attention(q, k, v, out, lse=lse, causal=causal, softmax_scale=softmax_scale, stream=stream)
 

@@ -443,6 +443,12 @@ def test_modes_and_subclasses_go_through_the_operator() -> None:
     assert flash_attn_func(*fakes).shape == q.shape
 
 
+def test_meta_tensors_give_shapes(driver: HostDriver) -> None:
+    q, k, v = (t.to("meta") for t in make(d=192, dv=128))
+    out, lse = flash_attn_func(q, k, v, return_lse=True)
+    assert out.is_meta and out.shape == (2, 7, 4, 128) and lse.shape == (2, 4, 7) and not driver.launches
+
+
 def test_importing_the_package_imports_no_torch_and_its_absence_is_said() -> None:
     code = "import sys, fmha_gen.interop; assert 'torch' not in sys.modules; sys.modules['torch'] = None\n"
     code += "import fmha_gen.interop.torch"

@@ -63,7 +63,10 @@ def _peers(options: BenchOptions) -> tuple[str, ...]:
         if name not in PEERS:
             raise ProblemError(f"bench: peer {name!r}: unknown; it is one of {', '.join(PEERS)}")
         if name not in found:
-            raise ProblemError(f"bench: peer {name}: its Python package is not installed; install it, or leave it out")
+            raise ProblemError(
+                f"bench: peer {name}: it needs torch with a GPU{' and fa3-fwd' if name == 'fa3' else ''}, which this "
+                f"Python lacks; install it, or leave it out"
+            )
     return found if options.peers is None else options.peers
 
 

@@ -21,8 +21,12 @@ TITLES = {"cudnn": "cuDNN", "fa3": "FlashAttention-3"}
 
 
 def available() -> tuple[str, ...]:
-    """The peers whose packages are installed."""
-    return tuple(p for p in PEERS if importlib.util.find_spec("torch") and importlib.util.find_spec(_PACKAGE[p]))
+    """The peers whose packages are installed, where torch sees a GPU."""
+    if not importlib.util.find_spec("torch"):
+        return ()
+    import torch
+
+    return tuple(p for p in PEERS if torch.cuda.is_available() and importlib.util.find_spec(_PACKAGE[p]))
 
 
 class Peers:

@@ -267,7 +267,11 @@ def test_without_a_gpu_the_error_says_so(monkeypatch: pytest.MonkeyPatch, path: 
 
 
 def test_peers_that_are_not_there_are_an_error_only_when_named(gpu: FakeGpu, path: Path) -> None:
-    for name, words in (("cudnn", "not installed"), ("fa9", "unknown; it is one of cudnn, fa3")):
+    for name, words in (
+        ("cudnn", "needs torch with a GPU"),
+        ("fa3", "and fa3-fwd"),
+        ("fa9", "unknown; it is one of cudnn, fa3"),
+    ):
         with pytest.raises(ProblemError, match=f"bench: peer .*{name}.*{words}"):
             bench_bundle(path, BenchOptions(peers=(name,)))
     assert bench_bundle(path, BenchOptions(peers=(), seqlens=(64,), tokens=64, rounds=1))["peers"] == []

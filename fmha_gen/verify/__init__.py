@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,12 @@ def _run_all(tasks: Sequence[Task], jobs: int | None) -> Iterator[KernelVerdict]
         futures = {pool.submit(verify_kernel, task): task for task in tasks}
         for future in as_completed(futures):
             try:
-                yield future.result()
-            except BrokenPipeError as e:
-                raise VerifyError(f"{futures[future].kernel}: its worker process died ({e}); try --jobs 1") from e
+                verdict = future.result()
+            except BrokenProcessPool as e:
+                raise VerifyError(
+                    f"{futures[future].kernel}: a worker process died, perhaps for want of memory ({e}); try --jobs 1"
+                ) from e
+            yield verdict
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -9,34 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fmha_gen.bundle import KernelFiles, write_bundle
 from fmha_gen.errors import SelectionError, VerifyError
-from fmha_gen.manifest_io import read_manifest, read_record, read_verified_file
+from fmha_gen.manifest_io import read_manifest, read_record
 from fmha_gen.verify import VerifyOptions, verify_bundle
 from fmha_gen.verify.buffers import LAYOUTS, canary_problem, make_input, make_output
 from fmha_gen.verify.cases import GENERATORS, full_cases, inputs, quick_cases
+from tests.edited_bundle import one_kernel
 
 pytestmark = [pytest.mark.sim, pytest.mark.compile]
 KERNEL = "fmha_fwd-sm100a-bf16-d64-causal-q2"
 
 
-def one_kernel(core_bundle: Path, root: Path, edit: tuple[str, str] | None = None) -> Path:
-    """A bundle with one kernel of the default one; edit: (regex, replacement) over its PTX."""
-    manifest = read_manifest(core_bundle)
-    entry = next(e for e in manifest.kernels if e.id.startswith(KERNEL))
-    record = read_record(core_bundle, entry)
-    cubin, ptx = (read_verified_file(core_bundle, f) for f in (record.cubin, record.ptx))
-    lines = record.line_map and read_verified_file(core_bundle, record.line_map)
-    if edit is not None:
-        text, count = re.subn(edit[0], edit[1], ptx.decode())
-        assert count, f"{edit[0]} is not in the PTX"
-        ptx = text.encode()
-    files = KernelFiles(record, cubin, ptx, lines)
-    return write_bundle(root, "one", "1", manifest.generator, manifest.toolchain, 580, [files]).root
-
-
 def test_a_right_kernel_passes_and_the_proof_says_what_was_shown(core_bundle: Path, tmp_path: Path) -> None:
-    root = one_kernel(core_bundle, tmp_path / "bundle")
+    root = one_kernel(core_bundle, tmp_path / "bundle", KERNEL)
     seen = []
     report = verify_bundle(root, VerifyOptions(quick=True, progress=lambda k, done, total: seen.append((done, total))))
     (kernel,) = report.kernels
@@ -71,7 +56,7 @@ def test_a_right_kernel_passes_and_the_proof_says_what_was_shown(core_bundle: Pa
 )
 def test_a_broken_kernel_is_caught(core_bundle: Path, tmp_path: Path, edit: tuple[str, str], words: str) -> None:
     """A fence or wait taken out is found even where the numbers happen to be right; wrong arithmetic by its numbers."""
-    root = one_kernel(core_bundle, tmp_path / "bundle", edit)
+    root = one_kernel(core_bundle, tmp_path / "bundle", KERNEL, edit)
     report = verify_bundle(root, VerifyOptions(quick=True, seeds=1))
     assert not report.passed
     assert re.search(words, report.kernels[0].problems[0]), report.kernels[0].problems[0]
@@ -81,14 +66,16 @@ def test_a_broken_kernel_is_caught(core_bundle: Path, tmp_path: Path, edit: tupl
 
 def test_a_kernel_that_does_not_walk_on_to_its_next_tile_is_caught(core_bundle: Path, tmp_path: Path) -> None:
     """Right on a grid of one CTA per tile: only a smaller grid shows it."""
-    root = one_kernel(core_bundle, tmp_path / "bundle", (r"mov\.u32\s+(%r\d+), %nctaid\.x;", r"mov.u32 \1, 1000000;"))
+    root = one_kernel(
+        core_bundle, tmp_path / "bundle", KERNEL, (r"mov\.u32\s+(%r\d+), %nctaid\.x;", r"mov.u32 \1, 1000000;")
+    )
     report = verify_bundle(root, VerifyOptions(quick=True, seeds=1))
     assert not report.passed
     assert "many tiles per CTA" in report.kernels[0].problems[0]
 
 
 def test_proofs_are_kept_for_other_kernels_and_not_downgraded(core_bundle: Path, tmp_path: Path) -> None:
-    root = one_kernel(core_bundle, tmp_path / "bundle")
+    root = one_kernel(core_bundle, tmp_path / "bundle", KERNEL)
     proof = tmp_path / "proof.json"
     (kernel,) = verify_bundle(root, VerifyOptions(quick=True, seeds=1, proof=str(proof))).kernels
     data = json.loads(proof.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ def command(
     from ..build.executors import open_executor
     from ..spec import read_specs
 
+    start = time.perf_counter()
     file = read_specs(specs, arch)
     bar, advance = progress(len(file.specs), "compiling")
 
@@ -65,12 +67,12 @@ def command(
         options = BuildOptions(jobs=jobs, only=only, dry_run=dry_run, source=source, executor=cluster, progress=report)
         result = build_bundle(file.bundle, file.specs, Path(out_dir), options)
     if as_json:
-        print_json(_as_dict(result, dry_run))
+        print_json(_as_dict(result, dry_run, time.perf_counter() - start))
     else:
-        _print(result, dry_run)
+        _print(result, dry_run, time.perf_counter() - start)
 
 
-def _as_dict(result: BuildResult, dry_run: bool) -> dict[str, object]:
+def _as_dict(result: BuildResult, dry_run: bool, seconds: float) -> dict[str, object]:
     keys = ("id", "arch", "state", "seconds", "cubin_bytes", "registers")
     return {
         "path": str(result.root),
@@ -78,11 +80,12 @@ def _as_dict(result: BuildResult, dry_run: bool) -> dict[str, object]:
         "archs": list(result.archs),
         "cubin_bytes": result.cubin_bytes,
         "files_written": result.files_written,
+        "seconds": round(seconds, 3),
         "kernels": [{key: getattr(k, key) for key in keys} for k in result.kernels],
     }
 
 
-def _print(result: BuildResult, dry_run: bool) -> None:
+def _print(result: BuildResult, dry_run: bool, seconds: float) -> None:
     numbers = ("seconds", "cubin B", "registers")
     t = table(None, "kernel", "state", *numbers, right=numbers)
     for k in result.kernels:
@@ -95,5 +98,5 @@ def _print(result: BuildResult, dry_run: bool) -> None:
     else:
         done = f"{result.count('compiled')} compiled, {result.count('cached')} from the build cache"
         size = f"{result.cubin_bytes} B of cubins; {count(result.files_written, 'file')} written"
-        click.echo(f"{kernels} for {archs}: {done}; {size}")
+        click.echo(f"{kernels} for {archs} in {seconds:.1f} s: {done}; {size}")
     click.echo(str(result.root))

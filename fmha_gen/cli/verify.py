@@ -64,4 +64,5 @@ def _print(result: Report) -> None:
         for problem in k.problems:
             click.echo(f"{k.id}: {problem}")
     failed = sum(not k.passed for k in result.kernels)
-    click.echo(f"{count(len(result.kernels), 'kernel')}, {failed} failed; proof: {result.proof_path}")
+    kernels = count(len(result.kernels), "kernel")
+    click.echo(f"{kernels}, {failed} failed, in {result.seconds:.1f} s; proof: {result.proof_path}")

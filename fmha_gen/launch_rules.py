@@ -15,6 +15,7 @@ so nothing overflows, and no rule divides by a quantity that may be zero. Standa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol, TypeVar
 
 from .errors import BundleError, ProblemError
@@ -64,23 +65,39 @@ def grid(rule: Rule, problem: Sizes, num_sms: int, override: bool = False) -> in
 
     Raises ProblemError for `num_sms` < 1 and for a grid beyond CUDA's limit; BundleError for an unknown rule.
     """
-    if num_sms < 1:
-        raise ProblemError(f"grid: num_sms is {num_sms}; at least 1 is needed; pass the device's multiprocessor count")
-    compute = _lookup(_GRID_RULES, rule, "grid")
-    size = compute(rule.constants, problem, num_sms)
-    if override:
-        size = min(size, num_sms)
-    if size > MAX_GRID:
-        raise ProblemError(
-            f"grid: rule {rule.name!r} gives {size} CTAs for batch {problem.batch} x {problem.num_heads_q} heads x "
-            f"seqlen_q {problem.seqlen_q}; CUDA allows {MAX_GRID}; split the batch"
-        )
-    return size
+    return compile_grid(rule)(problem, num_sms, override)
+
+
+def compile_grid(rule: Rule) -> Callable[[Sizes, int, bool], int]:
+    """`grid` with the rule looked up and checked once. Raises BundleError for an unknown rule."""
+    compute, constants = _lookup(_GRID_RULES, rule, "grid"), rule.constants
+
+    def size_of(problem: Sizes, num_sms: int, override: bool = False) -> int:
+        if num_sms < 1:
+            raise ProblemError(
+                f"grid: num_sms is {num_sms}; at least 1 is needed; pass the device's multiprocessor count"
+            )
+        size = compute(constants, problem, num_sms)
+        if override:
+            size = min(size, num_sms)
+        if size > MAX_GRID:
+            raise ProblemError(
+                f"grid: rule {rule.name!r} gives {size} CTAs for batch {problem.batch} x {problem.num_heads_q} heads x "
+                f"seqlen_q {problem.seqlen_q}; CUDA allows {MAX_GRID}; split the batch"
+            )
+        return size
+
+    return size_of
 
 
 def scalar(rule: Rule, problem: Sizes) -> int:
     """A 32-bit kernel argument that a rule computes, e.g. ``heads_per_section``. Raises BundleError: unknown rule."""
-    return _lookup(_SCALAR_RULES, rule, "scalar")(rule.constants, problem)
+    return compile_scalar(rule)(problem)
+
+
+def compile_scalar(rule: Rule) -> Callable[[Sizes], int]:
+    """`scalar` with the rule looked up and checked once. Raises BundleError for an unknown rule."""
+    return partial(_lookup(_SCALAR_RULES, rule, "scalar"), rule.constants)
 
 
 def default_scalar_rule(param: str) -> Rule | None:

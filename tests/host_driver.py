@@ -7,7 +7,6 @@ strides, so that whatever the launcher got wrong shows in the numbers.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,12 +56,12 @@ class HostLaunch:
         where = dict(zip(ADDRESS_ORDER, addresses, strict=True))
         packed = self.packed
         args = tuple(
-            dataclasses.replace(a, address=where[a.memory])
+            a._replace(address=where[a.memory])
             if isinstance(a, TensorMapArgs)
             else (where[name] if kind == "pointer" and a else a)
             for name, kind, a in zip(packed.names, packed.kinds, packed.args, strict=True)
         )
-        return HostLaunch(self.driver, self.record, dataclasses.replace(packed, args=args))
+        return HostLaunch(self.driver, self.record, packed._replace(args=args))
 
     def launch_at(self, addresses: Addresses, stream: int) -> None:
         self.rebind(addresses)(stream)

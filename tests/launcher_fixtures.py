@@ -6,6 +6,7 @@ import ctypes
 import enum
 import hashlib
 import threading
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -261,6 +262,9 @@ class FakeCuda:
     def cuTensorMapEncodeTiled(self, *args: Any) -> tuple[Result, SimpleNamespace]:
         encoded = self.CUtensorMap()
         encoded.words[0], encoded.words[1] = args[2], 0xFFFFFFFF  # the address; bit 85 is set, with its neighbours
+        rest = zlib.crc32(repr((args[:2], args[5:])).encode())
+        for i, word in enumerate((*args[3], *args[4], rest)):
+            encoded.words[2 + i] = word
         return self._did("cuTensorMapEncodeTiled", *args), encoded
 
     def cuTensorMapReplaceAddress(self, tensor_map: Any, address: int) -> tuple[Result]:

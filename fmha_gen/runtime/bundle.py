@@ -19,11 +19,12 @@ from ..manifest import KernelEntry, KernelRecord, Manifest
 from ..manifest_io import read_manifest, read_record, read_verified_file
 from . import select as selection
 from .bound import PreparedLaunch
-from .cache import LaunchCache
+from .cache import MAX_RECIPES, LaunchCache
 from .cuda import CudaDriver
 from .driver import Device, Driver
-from .pack import pack
+from .pack import Packer
 from .problem import ELEMENTS, Launch, Problem, describe_launch
+from .recipe import Choice, Recipe
 from .streams import stream_handle
 
 
@@ -35,6 +36,8 @@ class Bundle:
         self._lock = threading.RLock()
         self._records: dict[str, KernelRecord] = {}
         self._loaded: dict[tuple[str, int], Any] = {}
+        self._packers: dict[str, Packer] = {}
+        self._recipes: dict[Any, Recipe] = {}
         self._cache = LaunchCache()
         self._frozen = False
         self._version_checked = False
@@ -145,22 +148,43 @@ class Bundle:
         alive, and make a new one when an address changes. It may be called from any thread, any number of times, also
         during graph capture.
         """
-        features = _features(softcap, sink)
+        key = None
+        if sink is None:
+            key = self._cache.key(q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms))
+            if key is not None and (known := self._cache.prepare(key)) is not None:
+                return known
         launch = describe_launch(
-            q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale, features=features,
-            dtype=dtype, served=self._dtypes,
+            q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale,
+            features=_features(softcap, sink), dtype=dtype, served=self._dtypes,
         )  # fmt: skip
-        return self._prepare(launch, variant, num_sms)
+        recipe = self._recipe(launch, variant, num_sms)
+        prepared = recipe.bind(launch.sizes, launch.memory)
+        if key is not None:
+            self._cache.learn(key, recipe)
+        return prepared
 
-    def _prepare(self, launch: Launch, variant: str | None, num_sms: int | None) -> PreparedLaunch:
-        device = self.driver.device_of(launch.tensors)
-        entry = selection.select(self.manifest, launch.problem, device, variant)
-        sms = device.num_sms if num_sms is None else num_sms
-        packed = pack(self.record(entry), launch, sms, override=num_sms is not None)
-        if packed is None:
-            return PreparedLaunch(entry.id, device, None, None)
-        kernel = self._load(entry, device)
-        return PreparedLaunch(entry.id, device, packed, self.driver.bind(kernel, packed, device))
+    def _recipe(self, launch: Launch, variant: str | None, num_sms: int | None) -> Recipe:
+        """What the launch shares with others of its kind. Raises SelectionError, BundleError."""
+        problem, device = launch.problem, self.driver.device_of(launch.tensors)
+        key = (
+            problem.dtype, problem.head_dim_qk, problem.head_dim_v, problem.mask, problem.window, problem.features,
+            problem.softmax_scale, problem.lse, device.ordinal, variant, num_sms,
+        )  # fmt: skip
+        recipe = self._recipes.get(key)
+        if recipe is None:
+            entries = selection.candidates(self.manifest, problem, device, variant)
+            choices = tuple(Choice(e, self._packer) for e in entries)
+            recipe = Recipe(problem, choices, device, self.driver, self._load, num_sms)
+            if len(self._recipes) >= MAX_RECIPES:
+                self._recipes = {}
+            self._recipes[key] = recipe
+        return recipe
+
+    def _packer(self, entry: KernelEntry) -> Packer:
+        packer = self._packers.get(entry.id)
+        if packer is None:
+            packer = self._packers.setdefault(entry.id, Packer(self.record(entry)))
+        return packer
 
     def attention(
         self, q: Any, k: Any, v: Any, out: Any, *, lse: Any = None, causal: bool = False, window: Any = None,
@@ -192,10 +216,12 @@ class Bundle:
             key = self._cache.key(q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms))
         if key is not None and self._cache.launch(key, handle):
             return out
-        launch = self.prepare(
-            q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
-            sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,
-        )  # fmt: skip
+        launch = None if key is None else self._cache.prepare(key)
+        if launch is None:
+            launch = self.prepare(
+                q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
+                sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,
+            )  # fmt: skip
         if key is not None:
             self._cache.store(key, launch)
         launch(handle)

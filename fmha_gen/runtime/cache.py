@@ -4,7 +4,8 @@ Only torch tensors are cached: their metadata is cheap to read. A key holds ever
 hit is what preparing again would give. Entries refer to no tensor and keep no memory alive.
 
 Addresses that are new are written into a scratch block for one launch; those that come a second time get arguments of
-their own. So a caller whose addresses never repeat fills no memory.
+their own. So a caller whose addresses never repeat fills no memory. Geometries that are new (a sequence that grew) are
+packed by the `Recipe` of their kind.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from typing import Any
 
 from .bound import PreparedLaunch
 from .driver import Addresses
+from .problem import Memory
+from .recipe import Recipe
 
 MAX_GEOMETRIES = 512
 MAX_ADDRESSES = 512  # per geometry; a prepared launch holds about 1 KiB
+MAX_RECIPES = 256
+
+Key = tuple[Any, Addresses]
+"""(geometry, addresses) of a call: q's shape, strides, dtype and device, then k's, v's, out's; lse's, then options."""
 
 
 class Geometry:
@@ -32,12 +39,13 @@ class Geometry:
 class LaunchCache:
     """Thread-safe by the atomicity of dict reads and writes; two threads may prepare the same launch once each."""
 
-    __slots__ = ("_geometries",)
+    __slots__ = ("_geometries", "_recipes")
 
     def __init__(self) -> None:
         self._geometries: dict[Any, Geometry] = {}
+        self._recipes: dict[Any, Recipe] = {}
 
-    def key(self, q: Any, k: Any, v: Any, out: Any, lse: Any, options: tuple[Any, ...]) -> tuple[Any, Addresses] | None:
+    def key(self, q: Any, k: Any, v: Any, out: Any, lse: Any, options: tuple[Any, ...]) -> Key | None:
         """(geometry, addresses) of a call on torch tensors; None where it cannot be cached."""
         try:
             geometry = (
@@ -51,7 +59,7 @@ class LaunchCache:
         except AttributeError:
             return None
 
-    def launch(self, key: tuple[Any, Addresses], stream: int) -> bool:
+    def launch(self, key: Key, stream: int) -> bool:
         """Launch what was prepared for `key`, or for its geometry at other addresses. False: prepare it first."""
         try:
             geometry = self._geometries.get(key[0])
@@ -82,8 +90,8 @@ class LaunchCache:
         launch(stream)
         return True
 
-    def store(self, key: tuple[Any, Addresses], launch: PreparedLaunch) -> None:
-        """Remember a launch that was prepared in full."""
+    def store(self, key: Key, launch: PreparedLaunch) -> None:
+        """Remember a launch that was prepared."""
         try:
             if len(self._geometries) >= MAX_GEOMETRIES:
                 self._geometries = {}
@@ -91,3 +99,39 @@ class LaunchCache:
         except TypeError:
             return
         geometry.by_address[key[1]] = launch
+
+    # ---- geometries that are new
+
+    def prepare(self, key: Key) -> PreparedLaunch | None:
+        """The launch of `key`, by the recipe of its kind; None: prepare it in full. Raises as preparing does."""
+        geometry, addresses = key
+        try:
+            recipe = self._recipes.get(_kind(geometry))
+        except (TypeError, IndexError):  # an option that cannot be hashed, a tensor without axes
+            return None
+        if recipe is None:
+            return None
+        q, q_strides, _, _, k, k_strides, _, _, v, v_strides, _, _, out, out_strides, _, _, lse, _ = geometry
+        lse, lse_strides = (None, None) if lse is None else lse[:2]
+        shapes, strides = (q, k, v, out, lse), (q_strides, k_strides, v_strides, out_strides, lse_strides)
+        return recipe.prepare(tuple.__new__(Memory, (addresses, shapes, strides)))
+
+    def learn(self, key: Key, recipe: Recipe) -> None:
+        """Remember how launches like that of `key` are prepared."""
+        try:
+            if len(self._recipes) >= MAX_RECIPES:
+                self._recipes = {}
+            self._recipes[_kind(key[0])] = recipe
+        except TypeError:
+            return
+
+
+def _kind(geometry: Any) -> Any:
+    """What a recipe holds for: element types and devices, head dims of q and v, whether lse is wanted, the options."""
+    q, _, q_dtype, q_device, _, _, k_dtype, k_device, v, _, v_dtype, v_device, _, _, o_dtype, o_device, lse, options = (
+        geometry
+    )
+    return (
+        q_dtype, q_device, k_dtype, k_device, v_dtype, v_device, o_dtype, o_device, q[-1], v[-1],
+        None if lse is None else lse[2:], options,
+    )  # fmt: skip

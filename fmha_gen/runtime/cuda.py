@@ -20,21 +20,27 @@ from ..errors import DriverError, ProblemError
 from ..manifest import KernelRecord
 from ..manifest_io import check_cubin
 from . import cuda_errors
-from .cuda_launch import MAP_BYTES, ArgumentBlock, CudaLaunch, Shared, clear_bit_85, needs_bit_85_cleared
+from .cuda_launch import MAP_BYTES, ArgumentBlock, CudaLaunch, Shared, clear_bit_85, layout_of, needs_bit_85_cleared
 from .driver import ARCH_CAPABILITY, Device, PackedLaunch, TensorMapArgs
 from .tensors import HOST, TensorArg
 
 DEFAULT_SMEM_BYTES = 48 * 1024  # of dynamic shared memory, without opting in
 
 
-class CudaKernel:
-    """A kernel that is loaded: its handle, and the contexts in which the driver holds its code."""
+LastMap = tuple[TensorMapArgs, tuple[Any, ...], bytes]
+"""A tensor map of the last launch: what was asked for, all of it but names and address, and its 128 bytes."""
 
-    __slots__ = ("contexts", "frozen", "handle", "name", "where")
+
+class CudaKernel:
+    """A kernel that is loaded: its handle, and the contexts of its device in which the driver holds its code."""
+
+    __slots__ = ("configs", "contexts", "frozen", "handle", "maps", "name", "where")
 
     def __init__(self, handle: Any, name: str, where: str) -> None:
         self.handle, self.name, self.where = handle, name, where
         self.contexts: set[int] = set()
+        self.configs: dict[Any, dict[int, Any]] = {}  # grid -> stream -> launch configuration
+        self.maps: dict[int, LastMap] = {}  # by parameter
         self.frozen = False
 
 
@@ -51,7 +57,7 @@ class CudaDriver:
         self._primary: dict[int, Any] = {}
         self._libraries: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str, int], CudaKernel] = {}
-        self._enums: dict[tuple[str, ...], tuple[Any, ...]] = {}
+        self._constants: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     # ---- start-up
 
@@ -230,56 +236,91 @@ class CudaDriver:
 
     def bind(self, kernel: CudaKernel, packed: PackedLaunch, device: Device) -> CudaLaunch:
         """Encode the tensor maps and lay the arguments out. Raises DriverError."""
-        with self.context(device.ordinal) as context:
-            self.enter(kernel, context)
-            maps = [self.encode(arg, device) if isinstance(arg, TensorMapArgs) else None for arg in packed.args]
-        return CudaLaunch(Shared(self, kernel, packed, device, context), ArgumentBlock.of(packed, maps))
+        result, current = self.api.cuCtxGetCurrent()
+        context = int(current)
+        if result or context not in kernel.contexts:
+            with self.context(device.ordinal) as context:
+                self.enter(kernel, context)
+        block = ArgumentBlock(layout_of(packed.kinds))
+        block.fill(packed.args, self.maps(kernel, packed.args, block.layout.maps, device))
+        return CudaLaunch(Shared(self, kernel, packed, device, context), block)
+
+    def maps(
+        self, kernel: CudaKernel, args: tuple[Any, ...], indices: tuple[int, ...], device: Device
+    ) -> list[tuple[int, bytes]]:
+        """(index, 128 bytes) of the tensor maps among a launch's arguments. Raises DriverError.
+
+        Maps of the last launch serve again: as they are where nothing changed, moved where only the address did.
+        """
+        found: list[LastMap] = []
+        for index in indices:
+            wanted, last = args[index], kernel.maps.get(index)
+            if last is not None and last[0] is wanted:
+                found.append(last)
+                continue
+            geometry = (wanted[2], *wanted[4:])
+            for _, known, data in found if last is None else [last, *found]:
+                if known == geometry:
+                    data = self._moved(wanted, data, device)
+                    break
+            else:
+                data = self.encode(wanted, device)
+            kernel.maps[index] = last = (wanted, geometry, data)
+            found.append(last)
+        return [(index, data) for index, (_, _, data) in zip(indices, found, strict=True)]
 
     def encode(self, args: TensorMapArgs, device: Device) -> bytes:
         """The 128 bytes of a tensor map, by the driver. Raises DriverError."""
         api = self.api
-        element, swizzle, promotion, fill, none = self._map_enums(
-            args.element, args.swizzle, args.l2_promotion, args.fill
-        )
-        u64, u32 = api.cuuint64_t, api.cuuint32_t
+        constants = self._constants.get(args[6:])
+        if constants is None:
+            constants = self._map_constants(args)
+        element, rank, *rest = constants
+        u64, extents, strides = api.cuuint64_t, args[4], args[5]
         result, encoded = api.cuTensorMapEncodeTiled(
-            element,
-            len(args.extents),
-            args.address,
-            [u64(n) for n in args.extents],
-            [u64(n) for n in args.strides_bytes],
-            [u32(n) for n in args.box],
-            [u32(1) for _ in args.box],
-            none,
-            swizzle,
-            promotion,
-            fill,
+            element[args[2]], rank, args[3], list(map(u64, extents)), list(map(u64, strides)), *rest
         )
-        if int(result):
+        if result:
             raise cuda_errors.error(
                 api, result,
-                f"{args.tensor}: tensor map of extents {args.extents}, strides {args.strides_bytes} bytes, "
-                f"box {args.box} at {args.address:#x}",
+                f"{args.tensor}: tensor map of extents {extents}, strides {strides} bytes, box {args.box} at "
+                f"{args.address:#x}",
             )  # fmt: skip
-        address = int(encoded.getPtr())
-        if needs_bit_85_cleared(args, device):
-            clear_bit_85(address)
-        return ctypes.string_at(address, MAP_BYTES)
+        return _bytes(encoded, args, device)
 
-    def _map_enums(self, element: str, swizzle: str, l2_promotion: str, fill: str) -> tuple[Any, ...]:
-        """The driver's constants for (element, swizzle, L2 promotion, fill, no interleaving)."""
-        key = (element, swizzle, l2_promotion, fill)
-        found = self._enums.get(key)
-        if found is None:
-            api = self.api
-            found = self._enums[key] = (
-                getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_ELEMENTS[element]}"),
-                getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle.upper()}"),
-                getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[l2_promotion]}"),
-                getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[fill]}"),
-                api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            )
+    def _moved(self, args: TensorMapArgs, data: bytes, device: Device) -> bytes:
+        """`encode` from the bytes of a map that differs in its address only, at half the cost. Raises DriverError."""
+        api = self.api
+        copied = api.CUtensorMap()
+        ctypes.memmove(int(copied.getPtr()), data, MAP_BYTES)
+        (result,) = api.cuTensorMapReplaceAddress(copied, args.address)
+        if result:
+            raise cuda_errors.error(api, result, f"{args.tensor}: tensor map at {args.address:#x}")
+        return _bytes(copied, args, device)
+
+    def _map_constants(self, args: TensorMapArgs) -> tuple[Any, ...]:
+        """What maps of one parameter share, as the driver takes it: elements, rank, then all after the strides."""
+        api = self.api
+        types = api.CUtensorMapDataType
+        found = self._constants[args[6:]] = (
+            {element: getattr(types, f"CU_TENSOR_MAP_DATA_TYPE_{name}") for element, name in _ELEMENTS.items()},
+            len(args.box),
+            [api.cuuint32_t(n) for n in args.box],
+            [api.cuuint32_t(1) for _ in args.box],
+            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{args.swizzle.upper()}"),
+            getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[args.l2_promotion]}"),
+            getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[args.fill]}"),
+        )
         return found
+
+
+def _bytes(encoded: Any, args: TensorMapArgs, device: Device) -> bytes:
+    """The bytes of a CUtensorMap that the driver wrote for `args`."""
+    address = int(encoded.getPtr())
+    if device.compute_capability[0] >= 10 and needs_bit_85_cleared(args, device):
+        clear_bit_85(address)
+    return ctypes.string_at(address, MAP_BYTES)
 
 
 _ELEMENTS = {"bf16": "BFLOAT16", "fp16": "FLOAT16"}

@@ -37,30 +37,45 @@ def clear_bit_85(map_address: int) -> None:
     word.value &= ~_QWORD1_BIT
 
 
-_FORMATS = {"pointer": "Q", "i64": "q", "i32": "i", "f32": "f"}
+_FORMATS = {"tensor_map": f"{MAP_BYTES}s", "pointer": "Q", "i64": "q", "i32": "i4x", "f32": "f4x"}
 
 
 class Layout:
     """Where the arguments of one list of kinds lie in a block, and the pointers to them behind.
 
     An array of pointers (`kernelParams`) is right whatever offsets the cubin has; a packed buffer is not, since offsets
-    depend on the architecture. Maps lie on 64-byte boundaries.
+    depend on the architecture. Maps lie on 64-byte boundaries, everything else takes 8 bytes.
+
+    maps: indices of the tensor maps. all: packs a whole block.
     """
 
-    __slots__ = ("block_type", "kinds", "offsets", "pointers", "pointers_at")
+    __slots__ = (
+        "all", "block_type", "kinds", "maps", "num_pointer_bytes", "offsets", "pointers_at", "_ones", "_steps"
+    )  # fmt: skip
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self.kinds = kinds
-        offsets, size = [], 0
+        offsets, size, fields = [], 0, "="
         for kind in kinds:
             align, kind_bytes = (MAP_ALIGN, MAP_BYTES) if kind == "tensor_map" else (8, 8)
-            size = -(-size // align) * align
-            offsets.append(size)
-            size += kind_bytes
+            padding = -size % align
+            offsets.append(size + padding)
+            size += padding + kind_bytes
+            fields += f"{padding}x{_FORMATS[kind]}"
         self.offsets, self.pointers_at = tuple(offsets), size
-        self.pointers = struct.Struct(f"{len(kinds)}Q")
-        self.block_type: Any = ctypes.c_char * (size + self.pointers.size + MAP_ALIGN)
+        self.maps = tuple(i for i, kind in enumerate(kinds) if kind == "tensor_map")
+        self.num_pointer_bytes = 8 * len(kinds)
+        self.all = struct.Struct(f"{fields}{self.num_pointer_bytes}s")
+        self.block_type: Any = ctypes.c_char * (size + self.num_pointer_bytes + MAP_ALIGN)
+        self._ones = sum(1 << 64 * i for i in range(len(kinds)))
+        self._steps = sum(offset << 64 * i for i, offset in enumerate(offsets))
 
+    def pointers(self, base: int) -> bytes:
+        """The array of pointers to the arguments of a block at `base`: 64-bit sums without carries, all at once."""
+        return (base * self._ones + self._steps).to_bytes(self.num_pointer_bytes, "little")
+
+
+MAX_GRIDS = 256  # per kernel, of launch configurations that are kept
 
 layout_of = functools.lru_cache(maxsize=64)(Layout)
 
@@ -80,30 +95,28 @@ class ArgumentBlock:
         self.base = base = -(-start // MAP_ALIGN) * MAP_ALIGN
         self.shift = base - start
         self.params = base + layout.pointers_at
-        layout.pointers.pack_into(
-            self.memory, self.shift + layout.pointers_at, *[base + offset for offset in layout.offsets]
-        )
 
-    @classmethod
-    def of(cls, packed: PackedLaunch, maps: list[bytes | None]) -> ArgumentBlock:
-        """The block of a packed launch; maps[i] holds the bytes of argument i if it is a tensor map."""
-        block = cls(layout_of(packed.kinds))
-        for offset, kind, value, encoded in zip(block.layout.offsets, packed.kinds, packed.args, maps, strict=True):
-            if encoded is not None:
-                ctypes.memmove(block.base + offset, encoded, MAP_BYTES)
-            else:
-                struct.pack_into(_FORMATS[kind], block.memory, block.shift + offset, value)
-        return block
+    def fill(self, args: tuple[Any, ...], maps: list[tuple[int, bytes]]) -> None:
+        """Write all arguments, and the pointers to them. maps: (index, bytes) of the tensor maps."""
+        layout, values = self.layout, list(args)
+        for index, data in maps:
+            values[index] = data
+        layout.all.pack_into(self.memory, self.shift, *values, layout.pointers(self.base))
 
     def copy(self) -> ArgumentBlock:
         """A block of its own with the same arguments."""
-        block = ArgumentBlock(self.layout)
-        ctypes.memmove(block.base, self.base, self.layout.pointers_at)
+        layout = self.layout
+        block = ArgumentBlock(layout)
+        ctypes.memmove(block.base, self.base, layout.pointers_at)
+        ctypes.memmove(block.params, layout.pointers(block.base), layout.num_pointer_bytes)
         return block
 
 
 class Shared:
-    """What launches of one geometry share: everything but addresses. configs: stream -> launch configuration."""
+    """What launches of one geometry share: everything but addresses.
+
+    configs: stream -> launch configuration, the same for all launches of a grid. scratch: each thread's `Moves`.
+    """
 
     __slots__ = (
         "configs", "context", "current", "device", "driver", "handle", "kernel", "launch", "packed", "scratch"
@@ -114,8 +127,13 @@ class Shared:
     ) -> None:
         self.driver, self.kernel, self.packed, self.device, self.context = driver, kernel, packed, device, context
         self.launch, self.current, self.handle = driver.api.cuLaunchKernelEx, driver.api.cuCtxGetCurrent, kernel.handle
-        self.configs: dict[int, Any] = {}
-        self.scratch = threading.local()  # .moves: this thread's `Moves`
+        configs = kernel.configs.get(packed.grid)
+        if configs is None:
+            if len(kernel.configs) >= MAX_GRIDS:
+                kernel.configs = {}
+            configs = kernel.configs.setdefault(packed.grid, {})
+        self.configs = configs
+        self.scratch: dict[int, Moves] = {}
 
 
 class CudaLaunch:
@@ -158,11 +176,10 @@ class CudaLaunch:
 
     def _moved(self, addresses: Addresses) -> ArgumentBlock:
         """This thread's scratch block, with these addresses."""
-        scratch = self._shared.scratch
-        try:
-            moves = scratch.moves
-        except AttributeError:
-            moves = scratch.moves = Moves(self._shared, self._block.copy())
+        scratch, thread = self._shared.scratch, threading.get_ident()
+        moves = scratch.get(thread)
+        if moves is None:
+            moves = scratch[thread] = Moves(self._shared, self._block.copy())
         return moves.write(addresses)
 
     def _config(self, stream: int) -> Any:
@@ -183,7 +200,7 @@ class CudaLaunch:
         else:
             config.numAttrs = 0
         if len(shared.configs) > 64:  # streams come and go; handles are reused
-            shared.configs = {}
+            shared.configs.clear()
         shared.configs[stream] = config
         return config
 

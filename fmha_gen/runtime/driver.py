@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..manifest import KernelRecord
 from .tensors import ITEM_BYTES, TensorArg
@@ -40,8 +40,7 @@ class Device:
         return f"device {self.ordinal} ({self.name}, compute capability {major}.{minor})"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMapArgs:
+class TensorMapArgs(NamedTuple):
     """Everything that cuTensorMapEncodeTiled wants, as plain numbers; dimension 0 is innermost and dense.
 
     tensor: which tensor it describes. memory: the tensor whose address it carries (q where `tensor` is empty).
@@ -72,8 +71,7 @@ class TensorMapArgs:
 Argument = TensorMapArgs | int | float
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLaunch:
+class PackedLaunch(NamedTuple):
     """One launch, driver independent: geometry and the arguments in parameter order.
 
     args[i] belongs to params[i]: a TensorMapArgs, an int (pointer, i64, i32) or a float (f32). grid is (x, 1, 1).

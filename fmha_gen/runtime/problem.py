@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ProblemError
 from .tensors import ITEM_BYTES, TensorArg, as_tensor
@@ -17,7 +17,7 @@ LOG2_E = math.log2(math.e)
 F32_SMALLEST_NORMAL = 2.0**-126
 F32_MAX = 3.4028234663852886e38
 ELEMENTS = ("bf16", "fp16")
-_AXES = {
+AXES = {
     "q": ("batch", "seqlen_q", "num_heads_q", "head_dim_qk"),
     "k": ("batch", "seqlen_k", "num_heads_kv", "head_dim_qk"),
     "v": ("batch", "seqlen_k", "num_heads_kv", "head_dim_v"),
@@ -76,7 +76,7 @@ class Problem:
     @property
     def packed_rows(self) -> int:
         """Query rows that one sequence of tiles walks: seqlen_q, times the ratio when q heads are packed into rows."""
-        return self.seqlen_q * (self.ratio if "pack_gqa" in self.features else 1)
+        return packed_rows(self, self.features)
 
     @property
     def softmax_scale_log2(self) -> float:
@@ -170,12 +170,52 @@ def _check_extent(name: str, value: Any, least: int) -> None:
         raise ProblemError(f"{name}: {value}; it must be in {least}..{MAX_EXTENT} (32 bits in the kernel)")
 
 
+class Sizes(NamedTuple):
+    """The sizes of a `Problem`, cheap to make: what launch rules and packing read."""
+
+    dtype: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads_q: int
+    num_heads_kv: int
+    head_dim_qk: int
+    head_dim_v: int
+
+
+def packed_rows(sizes: Sizes | Problem, features: tuple[str, ...]) -> int:
+    """Query rows that one sequence of tiles walks."""
+    ratio = sizes.num_heads_q // sizes.num_heads_kv if "pack_gqa" in features else 1
+    return sizes.seqlen_q * ratio
+
+
+class Memory(NamedTuple):
+    """The tensors of a launch in ADDRESS_ORDER; lse is (0, None, None) where it is not wanted. Strides in elements."""
+
+    addresses: tuple[int, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+    strides: tuple[Any, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A problem with its tensors, all checked: q, k, v, out and, if wanted, lse."""
 
     problem: Problem
     tensors: Mapping[str, TensorArg]
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(*[getattr(self.problem, name) for name in Sizes._fields])
+
+    @property
+    def memory(self) -> Memory:
+        given = [self.tensors.get(name) for name in AXES]
+        return Memory(
+            tuple(0 if t is None else t.address for t in given),
+            tuple(None if t is None else t.shape for t in given),
+            tuple(None if t is None else t.strides for t in given),
+        )
 
     @property
     def device(self) -> int | None:
@@ -210,7 +250,7 @@ def describe_launch(
     _check_shapes(problem, tensors)
     _check_devices(tensors)
     for name, tensor in tensors.items():
-        _check_layout(name, tensor)
+        check_layout(name, tensor)
     return Launch(problem, tensors)
 
 
@@ -219,8 +259,7 @@ def _check_ranks(tensors: Mapping[str, TensorArg]) -> None:
         rank = 3 if name == "lse" else 4
         if len(t.shape) != rank:
             raise ProblemError(
-                f"{name}: shape {t.shape} has {len(t.shape)} axes; wanted {rank}: ({', '.join(_AXES[name])}); "
-                f"reshape it"
+                f"{name}: shape {t.shape} has {len(t.shape)} axes; wanted {rank}: ({', '.join(AXES[name])}); reshape it"
             )
         if len(t.strides) != rank:
             raise ProblemError(f"{name}: {len(t.strides)} strides for shape {t.shape}; wanted one per axis")
@@ -241,10 +280,10 @@ def _check_dtypes(tensors: Mapping[str, TensorArg], served: tuple[str, ...]) -> 
 
 def _check_shapes(problem: Problem, tensors: Mapping[str, TensorArg]) -> None:
     for name, t in tensors.items():
-        wanted = tuple([getattr(problem, axis) for axis in _AXES[name]])
+        wanted = tuple([getattr(problem, axis) for axis in AXES[name]])
         if t.shape != wanted:
             given = ", ".join(f"{other} {tensors[other].shape}" for other in ("q", "k", "v"))
-            raise ProblemError(f"{name}: shape {t.shape}; wanted {wanted} = ({', '.join(_AXES[name])}), from {given}")
+            raise ProblemError(f"{name}: shape {t.shape}; wanted {wanted} = ({', '.join(AXES[name])}), from {given}")
 
 
 def _check_devices(tensors: Mapping[str, TensorArg]) -> None:
@@ -254,7 +293,7 @@ def _check_devices(tensors: Mapping[str, TensorArg]) -> None:
         raise ProblemError(f"device: {listed}; all tensors of a launch must be on one device; copy them there")
 
 
-def _check_layout(name: str, t: TensorArg) -> None:
+def check_layout(name: str, t: TensorArg) -> None:
     """Alignment and strides that the hardware needs; axes of extent 1 take any stride, empty tensors any address."""
     item = ITEM_BYTES[t.dtype]
     if t.numel == 0:
@@ -282,7 +321,7 @@ def _check_layout(name: str, t: TensorArg) -> None:
 
 def _bad_stride(name: str, t: TensorArg, axis: int, stride_bytes: int) -> ProblemError:
     """What is wrong with one stride."""
-    what = f"{name}: stride of axis {axis} ({_AXES[name][axis]}) is {t.strides[axis]} elements"
+    what = f"{name}: stride of axis {axis} ({AXES[name][axis]}) is {t.strides[axis]} elements"
     if stride_bytes < 0:
         return ProblemError(f"{what}; negative strides are not supported; copy the tensor")
     if stride_bytes == 0 and name in ("out", "lse"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import SelectionError
-from ..manifest import KernelEntry, Manifest, id_matches
+from ..manifest import KernelEntry, Manifest, Serves, id_matches
 from .driver import ARCH_CAPABILITY, Device
 from .problem import Problem
 
@@ -45,8 +45,12 @@ def reasons(entry: KernelEntry, problem: Problem, device: Device) -> tuple[str, 
 
 def preferred(entry: KernelEntry, problem: Problem) -> bool:
     """Whether the problem's query rows lie where the kernel is the better choice (q_stage 2 beyond one tile of 128)."""
-    rows = problem.packed_rows
-    return entry.serves.min_rows <= rows and (entry.serves.max_rows is None or rows <= entry.serves.max_rows)
+    return prefers(entry.serves, problem.packed_rows)
+
+
+def prefers(serves: Serves, rows: int) -> bool:
+    """Whether so many query rows lie where a kernel is the better choice."""
+    return serves.min_rows <= rows and (serves.max_rows is None or rows <= serves.max_rows)
 
 
 def runs_on(entry: KernelEntry, device: Device) -> bool:
@@ -74,6 +78,17 @@ def covers(manifest: Manifest, problem: Problem, device: Device) -> tuple[str, .
 def select(manifest: Manifest, problem: Problem, device: Device, pattern: str | None = None) -> KernelEntry:
     """The kernel that serves `problem` on `device`: `preferred` ones first, then by rank, then by id.
 
+    As `candidates` otherwise.
+    """
+    served = candidates(manifest, problem, device, pattern)
+    return next((entry for entry in served if preferred(entry, problem)), served[0])
+
+
+def candidates(
+    manifest: Manifest, problem: Problem, device: Device, pattern: str | None = None
+) -> tuple[KernelEntry, ...]:
+    """The kernels that serve `problem` on `device`, by rank, then by id. Lengths, heads and scale do not change them.
+
     pattern: a glob over kernel ids (or an id without its digest); only these are considered.
     Raises SelectionError listing every kernel with its reasons and the spec lines that would add one.
     """
@@ -86,7 +101,7 @@ def select(manifest: Manifest, problem: Problem, device: Device, pattern: str | 
     trace = [(entry, reasons(entry, problem, device)) for entry in entries]
     served = [entry for entry, why in trace if not why]
     if served:
-        return min(served, key=lambda e: (not preferred(e, problem), e.rank, e.id))
+        return tuple(sorted(served, key=lambda e: (e.rank, e.id)))
     raise SelectionError(_miss(manifest, problem, device, trace))
 
 

@@ -189,14 +189,14 @@ class SimLaunch:
         packed = self._packed
         at = dict(zip(ADDRESS_ORDER, addresses, strict=True))
         args = tuple(
-            dataclasses.replace(arg, address=at[arg.memory])
+            arg._replace(address=at[arg.memory])
             if isinstance(arg, TensorMapArgs)
             else at[name]
             if kind == "pointer" and arg
             else arg
             for name, kind, arg in zip(packed.names, packed.kinds, packed.args, strict=True)
         )
-        return self._driver.bind(self._kernel, dataclasses.replace(packed, args=args), self._device)
+        return self._driver.bind(self._kernel, packed._replace(args=args), self._device)
 
 
 def _param(kernel: SimKernel, arg: TensorMapArgs | int | float) -> Param:

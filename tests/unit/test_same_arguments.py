@@ -13,7 +13,7 @@ import pytest
 from fmha_gen.runtime import Bundle, TensorArg
 from fmha_gen.runtime.cuda import CudaDriver
 from fmha_gen.runtime.driver import ADDRESS_ORDER, TensorMapArgs
-from tests.launcher_fixtures import B200, FakeCuda, make_record, write_bundle
+from tests.launcher_fixtures import B200, FakeCuda, make_record, read_arguments, write_bundle
 
 pytest.importorskip("numba", reason="the simulator needs numba")
 from tests.same_arguments import on_host, problems, same, same_map, same_memory, simulator_for
@@ -52,10 +52,13 @@ def test_the_same_problem_gives_the_same_arguments(
         sim_launch.grid[0], sim_launch.block[0], sim_launch.dynamic_smem_bytes
     )  # fmt: skip
     maps = [(a, m) for a, m in zip(packed.args, sim_launch.params, strict=True) if isinstance(a, TensorMapArgs)]
-    encoded = api.named("cuTensorMapEncodeTiled")
-    assert len(maps) == len(encoded) == 4
-    for (args, sim_map), call in zip(maps, encoded, strict=True):
+    assert len(maps) == 4
+    in_memory = [m for m in read_arguments(launched.params, packed.kinds) if isinstance(m, bytes)]
+    for (args, sim_map), map_bytes in zip(maps, in_memory, strict=True):
         same_map(args, sim_map)
+        fresh = FakeCuda()
+        assert CudaDriver(fresh).encode(args, B200) == map_bytes, "a moved map is what encoding it gives"
+        (call,) = fresh.named("cuTensorMapEncodeTiled")
         assert (call[3], tuple(call[4]), tuple(call[5]), tuple(call[6])) == (
             sim_map.address, sim_map.extents, sim_map.strides_bytes, sim_map.box
         )  # fmt: skip

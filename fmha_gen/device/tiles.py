@@ -24,9 +24,7 @@ def static_order(tile: Int32, num_m_blocks: Int32, num_heads: Int32):
 
 
 @cute.jit
-def longest_first_order(
-    tile: Int32, num_m_blocks: Int32, num_heads: Int32, batch: Int32, heads_per_section: Int32
-):
+def longest_first_order(tile: Int32, num_m_blocks: Int32, num_heads: Int32, batch: Int32, heads_per_section: Int32):
     """(m_block, head, batch), most keys first within a section of heads whose K and V fit the L2 cache."""
     section_tiles = heads_per_section * num_m_blocks
     section = tile // section_tiles

@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .errors import BundleError
 
@@ -88,6 +89,12 @@ class Cubin:
         raise BundleError(f"{where}: no kernel {symbol!r} in the cubin, which has: {names}; rebuild the bundle")
 
 
+# Compiled at import: opening a bundle up to the first launch takes less than these do.
+_ARCH_OPTION = re.compile(r"-arch\s+sm_(\d+)([af]?)\b")
+_RELEASE = re.compile(r"release [\d.]+, V([\d.]+)")
+_TEXT = re.compile(rb"[\x20-\x7e]{2,}")
+
+
 def read_cubin(data: bytes, where: str) -> Cubin:
     """Parse a cubin. `where` names it in errors. Raises BundleError for anything that is not a whole, sane cubin."""
     try:
@@ -103,8 +110,7 @@ class _Malformed(Exception):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
+class _Section(NamedTuple):
     name: str
     type: int
     data: bytes  # empty for NOBITS
@@ -112,8 +118,7 @@ class _Section:
     link: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Symbol:
+class _Symbol(NamedTuple):
     name: str
     is_kernel: bool
     section: int
@@ -208,7 +213,7 @@ def _arch(elf: _Elf, options: str | None) -> str:
     compat = elf.by_name.get(".nv.compat")
     if compat is not None:
         specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(compat.data))
-    noted = re.search(r"-arch\s+sm_(\d+)([af]?)\b", options or "")
+    noted = _ARCH_OPTION.search(options or "")
     family = noted is not None and noted[1] == str(sm) and noted[2] == "f"
     return f"sm_{sm}{'a' if specific else 'f' if family else ''}"
 
@@ -218,8 +223,8 @@ def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:
     note = elf.by_name.get(".note.nv.tkinfo")
     if note is None:
         return None, None
-    texts = [t.decode("ascii", "replace") for t in re.findall(rb"[\x20-\x7e]{2,}", note.data)]
-    version = next((m[1] for t in texts if (m := re.search(r"release [\d.]+, V([\d.]+)", t))), None)
+    texts = [t.decode("ascii", "replace") for t in _TEXT.findall(note.data)]
+    version = next((m[1] for t in texts if (m := _RELEASE.search(t))), None)
     options = next((t.strip() for t in texts if "-arch" in t), None)
     return version, options
 

@@ -251,16 +251,26 @@ def _mismatch() -> typing.NoReturn:
 
 
 def _dataclass_converter(cls: Any) -> Callable[[Any], Any]:
+    """Fills slots directly: a frozen dataclass's own __init__ takes twice as long."""
     hints = typing.get_type_hints(cls)
-    fields = [(f.name, _converter(hints[f.name])) for f in dataclasses.fields(cls)]
+    plain = (str, int, bool, float)
+    fields = [
+        (f.name, getattr(cls, f.name).__set__, hint if (hint := hints[f.name]) in plain else None, _converter(hint))
+        for f in dataclasses.fields(cls)
+    ]
+    assert "__slots__" in vars(cls) and not hasattr(cls, "__post_init__")
 
     def convert(value: Any) -> Any:
         if type(value) is not dict:
             raise _Mismatch
+        made = object.__new__(cls)
         try:
-            return cls(**{name: to(value[name]) for name, to in fields})
+            for name, put, tp, to in fields:
+                found = value[name]
+                put(made, found if type(found) is tp else to(found))
         except KeyError:
             raise _Mismatch from None  # a missing key may have a default: the slow way knows
+        return made
 
     return convert
 

@@ -28,7 +28,6 @@ from .problem import AXES, MAX_EXTENT, TMA_ALIGN_BYTES, Launch, Memory, Sizes
 from .tensors import ITEM_BYTES
 
 _TENSOR_OF = {"o": "out"}  # a map may be recorded under the kernel's short name
-_LETTERS = {"batch": "b", "num_heads_q": "h", "num_heads_kv": "h", "seqlen_q": "s", "seqlen_k": "s"}
 _Q, _LSE = ADDRESS_ORDER.index("q"), ADDRESS_ORDER.index("lse")
 
 _NUM_PLAIN = len(Sizes._fields) + len(ADDRESS_ORDER) + 1
@@ -214,8 +213,8 @@ def _axis(tensor: str, letter: str, extent: str, where: str) -> int:
 
 
 def _letters(tensor: str) -> str:
-    """The one-letter names of a tensor's axes, in their order: ``bshd``."""
-    return "".join(_LETTERS.get(quantity, "d") for quantity in AXES.get(tensor, ()))
+    """The one-letter names of a tensor's axes, in their order."""
+    return "" if tensor not in AXES else "bhs" if tensor == "lse" else "bshd"
 
 
 def _unknown(record: KernelRecord, param: Param) -> BundleError:

@@ -98,11 +98,21 @@ def candidates(
         raise SelectionError(
             f"variant {pattern!r}: matches no kernel of bundle {manifest.name} {manifest.version}; it holds:{listed}"
         )
-    trace = [(entry, reasons(entry, problem, device)) for entry in entries]
-    served = [entry for entry, why in trace if not why]
+    served = [e for e in entries if _alike(e.serves, problem) and not reasons(e, problem, device)]
     if served:
         return tuple(sorted(served, key=lambda e: (e.rank, e.id)))
+    trace = [(entry, reasons(entry, problem, device)) for entry in entries]
     raise SelectionError(_miss(manifest, problem, device, trace))
+
+
+def _alike(serves: Serves, problem: Problem) -> bool:
+    """Whether the first things that `reasons` looks at fit: spares most kernels of a bundle the rest."""
+    return (
+        serves.dtype == problem.dtype
+        and serves.head_dim_qk == problem.head_dim_qk
+        and serves.head_dim_v == problem.head_dim_v
+        and problem.mask in serves.masks
+    )
 
 
 def matching(entries: Iterable[KernelEntry], pattern: str | None) -> tuple[KernelEntry, ...]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Scheduler seeds that must give the same bits.")
 @click.option("--quick", is_flag=True, help="A few problems and seeds a kernel instead of the full set.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Kernels verified side by side.")
+@click.option(
+    "--time-limit", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="S",
+    help="Seconds that a kernel may take on a GPU before it counts as hanging.",
+)  # fmt: skip
 @click.option("--proof", metavar="FILE", help="Where proof.json goes. Default: into the bundle.")
 @json_option
 def command(
@@ -28,6 +32,7 @@ def command(
     seeds: int | None,
     quick: bool,
     jobs: int | None,
+    time_limit: float,
     proof: str | None,
     as_json: bool,
 ) -> int:
@@ -43,7 +48,7 @@ def command(
         bar.update(bar.task_ids[0], total=total)
         advance(kernel.id)
 
-    options = VerifyOptions(driver=driver, only=only, seeds=seeds, quick=quick, jobs=jobs, proof=proof, progress=report)
+    options = VerifyOptions(driver, only, seeds, quick, proof, jobs, time_limit, report)
     with bar:
         result = verify_bundle(bundle, options)
     if as_json:

@@ -8,12 +8,9 @@ fence or a wait missing, fails too. ``proof.json`` records what passed, keyed by
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +22,12 @@ from ..runtime.select import matching
 from .bench import open_bench
 from .cases import full_cases, quick_cases
 from .kernel import CaseVerdict, KernelCheck, KernelVerdict
+from .pool import Task, side_by_side, under_limit
 
 PROOF_NAME = "proof.json"
 PROOF_FORMAT = (1, 0)
 QUICK_SEEDS, FULL_SEEDS = 3, 8
+TIME_LIMIT_S = 120.0
 
 Progress = Callable[[KernelVerdict, int, int], None]
 
@@ -37,7 +36,8 @@ Progress = Callable[[KernelVerdict, int, int], None]
 class VerifyOptions:
     """driver: ``sim`` or ``cuda``. only: glob over kernel ids. seeds: how many scheduler seeds (on a GPU: repetitions)
     must give the same bits, default 3 quick and 8 full. quick: the short list of problems. proof: where proof.json
-    goes, default into the bundle. jobs: processes, default one per core."""
+    goes, default into the bundle. jobs: processes, default one per core. time_limit_s: for each kernel on a GPU; the
+    simulator has limits of its own."""
 
     driver: str = "sim"
     only: str | None = None
@@ -45,6 +45,7 @@ class VerifyOptions:
     quick: bool = False
     proof: str | None = None
     jobs: int | None = None
+    time_limit_s: float = TIME_LIMIT_S
     progress: Progress | None = None
 
 
@@ -93,9 +94,9 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
         raise SelectionError(f"--only {options.only}: matches no kernel of {manifest.name} {manifest.version}: {held}")
     target = Path(options.proof) if options.proof else Path(bundle) / PROOF_NAME
     _check_writable(target)
-    tasks = [Task(str(bundle), entry.id, options.driver, options.quick, options.seeds) for entry in entries]
+    tasks = [_task(bundle, entry, options) for entry in entries]
     done: dict[str, KernelVerdict] = {}
-    for verdict in _run_all(tasks, 1 if options.driver == "cuda" else options.jobs):
+    for verdict in _run_all(tasks, options):
         done[verdict.id] = verdict
         if options.progress is not None:
             options.progress(verdict, len(done), len(tasks))
@@ -105,54 +106,29 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
     return report
 
 
-@dataclass(frozen=True)
-class Task:
-    """One kernel to verify, as plain data for a worker process."""
+def _task(bundle: str | os.PathLike[str], entry: KernelEntry, options: VerifyOptions) -> Task:
+    record = read_record(bundle, entry)
+    digests = record.ptx.sha256, record.cubin.sha256
+    return Task(str(bundle), entry.id, options.driver, options.quick, options.seeds, *digests)
 
-    bundle: str
-    kernel: str
-    driver: str
-    quick: bool
-    seeds: int | None
+
+def _run_all(tasks: list[Task], options: VerifyOptions) -> Iterator[KernelVerdict]:
+    if options.driver == "cuda":
+        return under_limit(verify_kernel, tasks, options.time_limit_s)
+    return side_by_side(verify_kernel, tasks, options.jobs)
 
 
 def verify_kernel(task: Task) -> KernelVerdict:
     """Verify one kernel in this process."""
     entry = _entry(read_manifest(task.bundle), task.kernel)
-    record = read_record(task.bundle, entry)
     count = task.seeds or (QUICK_SEEDS if task.quick else FULL_SEEDS)
     check = KernelCheck(open_bench(task.driver, task.bundle), entry, range(count))
     cases = quick_cases() if task.quick else full_cases()
-    return check.run(cases, record.ptx.sha256, record.cubin.sha256)
+    return check.run(cases, task.ptx_sha256, task.cubin_sha256)
 
 
 def _entry(manifest: Manifest, kernel: str) -> KernelEntry:
     return next(e for e in manifest.kernels if e.id == kernel)
-
-
-def _run_all(tasks: Sequence[Task], jobs: int | None) -> Iterator[KernelVerdict]:
-    """Verdicts as they come, from a pool of fresh processes; one task or one job runs here."""
-    workers = min(len(tasks), jobs or _cores())
-    if workers == 1:
-        yield from (verify_kernel(task) for task in tasks)
-        return
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        futures = {pool.submit(verify_kernel, task): task for task in tasks}
-        for future in as_completed(futures):
-            try:
-                verdict = future.result()
-            except BrokenProcessPool as e:
-                raise VerifyError(
-                    f"{futures[future].kernel}: a worker process died, perhaps for want of memory ({e}); try --jobs 1"
-                ) from e
-            yield verdict
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_proof(target: Path, manifest: Manifest, report: Report) -> None:

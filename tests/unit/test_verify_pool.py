@@ -1,23 +1,71 @@
-"""Workers of `verify` that die are reported, and never taken for kernels that passed."""
+"""Workers of `verify` that die or hang: reported, and never taken for kernels that passed."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 
 import pytest
 
-from fmha_gen.errors import VerifyError
-from fmha_gen.verify import Task, _run_all
+from fmha_gen.errors import BundleError, VerifyError
+from fmha_gen.verify.kernel import CaseVerdict, KernelVerdict
+from fmha_gen.verify.pool import Task, side_by_side, under_limit
 
 
-class Killer(Task):
-    """A task that ends its worker process when it arrives there, as the system does when memory runs out."""
+class OnArrival(Task):
+    """A task that calls `act` when it arrives in the worker process."""
+
+    act: tuple[Callable[..., object], tuple[object, ...]]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return os._exit, (9,)
+        return self.act
+
+
+class Dies(OnArrival):
+    """As a process does that the system ends for want of memory."""
+
+    act = os._exit, (9,)
+
+
+class Hangs(OnArrival):
+    """As a process does that waits for a GPU."""
+
+    act = time.sleep, (1000,)
+
+
+def task(number: int, kind: type[Task] = Task) -> Task:
+    return kind("no bundle", f"kernel{number}", "cuda", True, None, "p" * 64, "c" * 64)
+
+
+def passes(task: Task) -> KernelVerdict:
+    return KernelVerdict(task.kernel, task.ptx_sha256, task.cubin_sha256, (CaseVerdict("one", (0,), 0.5, ()),), 0.1)
+
+
+def refuses(task: Task) -> KernelVerdict:
+    raise BundleError(f"{task.bundle}: not a folder")
 
 
 def test_a_dead_worker_is_an_error_by_name() -> None:
-    tasks = [Killer("no bundle", f"kernel{n}", "sim", True, None) for n in range(2)]
     with pytest.raises(VerifyError, match=r"kernel\d: a worker process died"):
-        list(_run_all(tasks, 2))
+        list(side_by_side(passes, [task(n, Dies) for n in range(2)], 2))
+    with pytest.raises(VerifyError, match=r"kernel0: its worker process died \(exit code 9"):
+        list(under_limit(passes, [task(0, Dies), task(1)], 60))
+
+
+def test_r12_a_kernel_that_hangs_fails_and_the_others_are_verified() -> None:
+    """R12: a GPU that never answers is a verdict within the limit."""
+    tasks = [task(0), task(1, Hangs), task(2)]
+    start = time.monotonic()
+    first, hung, last = under_limit(passes, tasks, 5)
+    assert 5 <= time.monotonic() - start < 60
+    assert first == passes(task(0)) and last == passes(task(2))
+    assert not hung.passed and hung.id == "kernel1" and hung.ptx_sha256 == "p" * 64
+    assert hung.problems == (
+        "time limit: not done after 5 s: it hangs, or needs a longer --time-limit; its process was ended",
+    )
+
+
+def test_r12_what_a_worker_refuses_is_raised_here() -> None:
+    with pytest.raises(BundleError, match="no bundle: not a folder"):
+        list(under_limit(refuses, [task(0)], 60))

@@ -56,6 +56,7 @@ def render(plan: KernelPlan, templates: Path | None = None) -> Rendered:
         "plan": plan,
         "kernel_name": plan.symbol_prefix,
         "longest_first": plan.longest_first,
+        "paired": plan.paired,
         "o_aliases_q": plan.o_aliases_q,
         "spec_digest": spec.digest,
         "template_digest": template_digest(root, spec.family),

@@ -19,6 +19,9 @@ _PAIRED = (
     ("setmaxnreg", re.compile(r"\bsetmaxnreg\."), re.compile(r"^USETMAXREG\b")),
     ("tcgen05.mma", re.compile(r"\btcgen05\.mma\."), re.compile(r"^UTC[A-Z]*MMA\b")),
     ("wgmma", re.compile(r"\bwgmma\.mma_async\."), re.compile(r"^[A-Z]GMMA\b")),
+    ("wgmma", re.compile(r"\bwgmma\.mma_async\."), re.compile(r"^HGMMA\b")),
+    # ptxas serialises products by waits of its own when it sees their registers used too early.
+    ("wgmma wait", re.compile(r"\bwgmma\.wait_group\."), re.compile(r"^WARPGROUP\.DEPBAR\b")),
     ("TMA load", re.compile(r"\bcp\.async\.bulk\.tensor\.\dd\.shared"), re.compile(r"^UTMALDG\b")),
     ("TMA store", re.compile(r"\bcp\.async\.bulk\.tensor\.\dd\.global"), re.compile(r"^UTMASTG\b")),
 )

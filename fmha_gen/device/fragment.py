@@ -34,12 +34,19 @@ def tree(op, values):
     return values[0]
 
 
-def maximum(values, chains: int = 4):
-    """Largest of `values`, as independent chains."""
-    acc = list(values[:chains])
-    for i, value in enumerate(values[chains:]):
-        acc[i % chains] = cute.arch.fmax(acc[i % chains], value)
-    return tree(cute.arch.fmax, acc)
+def row_maxima(rows, chains: int = 8):
+    """Largest value of each row over the four threads that share it.
+
+    The rows take turns, in `chains` chains each: one dependent maximum after the other would cost its latency.
+    """
+    acc = [list(values[:chains]) for values in rows]
+    for i in range(chains, len(rows[0])):
+        for r, values in enumerate(rows):
+            acc[r][i % chains] = cute.arch.fmax(acc[r][i % chains], values[i])
+    top = [tree(cute.arch.fmax, values) for values in acc]
+    for mask in (1, 2):
+        top = [cute.arch.fmax(value, shuffle_xor(value, mask)) for value in top]
+    return top
 
 
 def quad_max(value):
@@ -65,9 +72,9 @@ def shuffle_xor(value: Float32, mask: int) -> Float32:
     )
 
 
-def total(values, start, factor, chains: int = 4):
-    """start * factor + the sum of `values`, as independent chains."""
-    acc = [softmax.fma(start, factor, values[0]), *values[1:chains]]
+def total(values, chains: int = 4):
+    """The sum of `values`, as independent chains."""
+    acc = list(values[:chains])
     for i, value in enumerate(values[chains:]):
         acc[i % chains] = acc[i % chains] + value
     return tree(lambda a, b: a + b, acc)

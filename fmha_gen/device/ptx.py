@@ -47,6 +47,19 @@ def any_below_one(value: Float32):
     )
 
 
+def any_above(a: Float32, b: Float32, limit: float):
+    """True in the whole warp if, in any lane, `a` or `b` is above `limit` or NaN."""
+    return (
+        inline_ptx(
+            "{ .reg .pred p, q; setp.gtu.f32 p, {$r0}, {$r2}; setp.gtu.or.f32 p, {$r1}, {$r2}, p;"
+            " vote.sync.any.pred q, p, 0xffffffff; selp.b32 {$w0}, 1, 0, q; }",
+            write_only_types=[Int32],
+            read_only_args=[a, b, Float32(limit)],
+        )
+        != 0
+    )
+
+
 def named_barrier_arrive(barrier_id: Int32, num_threads: int) -> None:
     """Arrive at a named barrier without waiting; all lanes of the warp count."""
     inline_ptx(f"barrier.cta.arrive {{$r0}}, {num_threads};", read_only_args=[barrier_id])
@@ -98,6 +111,31 @@ def mbarrier_wait(bar: Int32, parity: Int32) -> None:
         "DONE:\n"
         "}",
         read_only_args=[bar, parity],
+    )
+
+
+def mbarrier_test(bar: Int32, parity: Int32) -> Int32:
+    """1 if the phase of `parity` has completed, else 0, without waiting; see `mbarrier_wait_unless`."""
+    return inline_ptx(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
+        write_only_types=[Int32],
+        read_only_args=[bar, parity],
+    )
+
+
+def mbarrier_wait_unless(done: Int32, bar: Int32, parity: Int32) -> None:
+    """`mbarrier_wait`, but for the answer that an earlier `mbarrier_test` gave: its latency is then not waited for."""
+    inline_ptx(
+        "{ .reg .pred p;\n"
+        "setp.ne.b32 p, {$r2}, 0;\n"
+        "@p bra DONE;\n"
+        "RETRY:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1};\n"
+        "@p bra DONE;\n"
+        "bra RETRY;\n"
+        "DONE:\n"
+        "}",
+        read_only_args=[bar, parity, done],
     )
 
 

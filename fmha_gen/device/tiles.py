@@ -36,6 +36,16 @@ def longest_first_order(tile: Int32, num_m_blocks: Int32, num_heads: Int32, batc
 
 
 @cute.jit
+def paired_order(tile: Int32, num_m_blocks: Int32, num_heads: Int32):
+    """(m_block, head, batch), last and first m_block in turn: under a causal mask, neighbours add up alike."""
+    place = tile % num_m_blocks
+    head_batch = tile // num_m_blocks
+    half = place // 2
+    m_block = cutlass.select_(place % 2 == 0, num_m_blocks - 1 - half, half)
+    return m_block, head_batch % num_heads, head_batch // num_heads
+
+
+@cute.jit
 def num_blocks_full(seqlen_k: Int32, tile_n: cutlass.Constexpr):
     """Key blocks of a tile without a mask."""
     return ceil_div(seqlen_k, tile_n)

@@ -34,6 +34,7 @@ NULLABLE = ("lse",)
 SCHEDULE_GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
     "static_persistent": (),
     "longest_first": (("heads_per_section", "i32"),),
+    "paired": (),
 }
 TENSOR_MAP_ALIGN = 64
 

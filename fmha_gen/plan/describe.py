@@ -28,7 +28,7 @@ def describe(plan: KernelPlan) -> tuple[Table, ...]:
         _choices(plan),
         _smem(plan),
         _ring(plan),
-        _tmem(plan),
+        *([_tmem(plan)] if plan.tmem_alloc_cols else []),
         _warps(plan),
         _pipelines(plan),
         _copies(plan),
@@ -73,13 +73,14 @@ _CHOICES = (
     *("dtype", "head_dim_qk", "head_dim_v", "mask", "q_stage", "tile_m", "tile_n", "kv_stage", "registers", "num_ctas"),
     *("schedule", "exp2_emulation", "rescale_threshold", "lse"),
 )
+_SM90_CHOICES = ("warpgroup_order", "overlap", "q_in_registers")
 
 
 def _choices(plan: KernelPlan) -> Table:
     spec, reasons = plan.spec, dict(plan.reasons)
     rows = tuple(
         (name, _text(getattr(spec, name)), "auto" if name in reasons else "spec", reasons.get(name, ""))
-        for name in _CHOICES
+        for name in _CHOICES + (_SM90_CHOICES if plan.wgmma else ())
     )
     return Table("choices", ("field", "value", "by", "why"), rows)
 
@@ -98,7 +99,8 @@ def _smem(plan: KernelPlan) -> Table:
 
 
 def _ring(plan: KernelPlan) -> Table:
-    ring, base = plan.kv_ring, plan.buffer("sKV").offset_bytes
+    ring = plan.kv_ring
+    base = plan.buffer("sK" if ring.kind == "separate" else "sKV").offset_bytes
     rows = tuple(
         (
             str(s),
@@ -109,9 +111,10 @@ def _ring(plan: KernelPlan) -> Table:
         )
         for s in range(ring.stages)
     )
-    order = "K V K V ..." if plan.spec.q_stage == 2 else "K0 K1 V0 K2 V1 ... V"
+    order = "K0 K1 V0 K2 V1 ... V" if plan.spec.q_stage == 1 or plan.wgmma else "K V K V ..."
     note = f"{ring.kind}: K {ring.k_bytes} B, V {ring.v_bytes} B, {ring.size_bytes} B in all; order {order}"
-    columns = ("stage", "K at", "V at", "K waits for kv_empty of", "V waits for kv_empty of")
+    k_empty, v_empty = ("k_empty", "v_empty") if ring.kind == "separate" else ("kv_empty", "kv_empty")
+    columns = ("stage", "K at", "V at", f"K waits for {k_empty} of", f"V waits for {v_empty} of")
     return Table("K/V ring", columns, rows, ("stage", "K at", "V at"), note)
 
 
@@ -125,6 +128,9 @@ def _tmem(plan: KernelPlan) -> Table:
     note = f"{used} of {plan.tmem_alloc_cols} columns of 128 lanes x 32 bits"
     columns = ("from", "to", "columns", "region", "inside", "holds")
     return Table("tensor memory", columns, tuple(rows), ("from", "to", "columns"), note)
+
+
+_COUNTS = {3: "three", 4: "four"}
 
 
 def _warps(plan: KernelPlan) -> Table:
@@ -141,10 +147,15 @@ def _warps(plan: KernelPlan) -> Table:
     )
     arch, regs, q_stage = get_arch(plan.spec.arch), plan.spec.registers, plan.spec.q_stage
     assert regs is not None and q_stage is not None
+    if plan.wgmma:
+        groups = plan.wgmma.consumers
+        sum_, total = f"{groups}x{regs.softmax} + {regs.other}", groups * regs.softmax + regs.other
+    else:
+        sum_ = f"{q_stage}x{regs.softmax} + {regs.correction} + {3 - q_stage}x{regs.other}"
+        groups, total = 3, registers.total_regs(regs, q_stage)
     note = (
-        f"{plan.launch_regs} registers a thread at launch; {q_stage}x{regs.softmax} + {regs.correction} + "
-        f"{3 - q_stage}x{regs.other} = {registers.total_regs(regs, q_stage)} of "
-        f"{registers.regs_per_warpgroup_thread(arch)} per thread of the four warpgroups"
+        f"{plan.launch_regs} registers a thread at launch; {sum_} = {total} of "
+        f"{registers.regs_per_warpgroup_thread(arch)} per thread of the {_COUNTS[groups + 1]} warpgroups"
     )
     columns = ("warps", "role", "threads", "registers", "setmaxnreg", "in all")
     return Table("warps x registers", columns, rows, ("threads", "registers", "in all"), note)
@@ -205,11 +216,21 @@ def _copies(plan: KernelPlan) -> Table:
 def _products(plan: KernelPlan) -> Table:
     rows = []
     for name, u in (("S = Q K", plan.umma_qk), ("O += P V", plan.umma_pv)):
-        a = "TMEM" if u.a is None else f"{u.a.major}-major, SBO {u.a.sbo_bytes}"
+        a = ("registers" if plan.wgmma else "TMEM") if u.a is None else f"{u.a.major}-major, SBO {u.a.sbo_bytes}"
         b = f"{u.b.major}-major, LBO {u.b.lbo_bytes}, SBO {u.b.sbo_bytes}"
-        rows.append((name, f"{u.m} x {u.n} x {u.k}", str(u.k_steps), f"{u.idesc:#x}", a, b, f"{u.b.base:#018x}"))
+        rows.append(
+            (
+                name,
+                f"{u.m} x {u.n} x {u.k}",
+                str(u.k_steps),
+                f"{u.idesc:#x}" if u.idesc else "-",
+                a,
+                b,
+                f"{u.b.base:#018x}",
+            )
+        )
     columns = ("product", "M x N x K", "steps", "idesc", "A", "B", "B descriptor")
-    return Table("tcgen05.mma", columns, tuple(rows), ("steps",))
+    return Table("wgmma" if plan.wgmma else "tcgen05.mma", columns, tuple(rows), ("steps",))
 
 
 def _model(plan: KernelPlan) -> Table:

@@ -17,8 +17,13 @@ _SCHEDULES = {
         "sections of heads_per_section (head, batch) pairs; in a section Q tiles from the last, pairs innermost",
         HEADS_PER_SECTION.constants["l2_bytes"],
     ),
+    "paired": Schedule(
+        "paired",
+        "Q tiles of a head as last, first, last but one, second, ...; a CTA takes two neighbours, then strides on",
+        None,
+    ),
 }
-_GRID_RULE = {"static_persistent": "persistent", "longest_first": "one_per_tile"}
+_GRID_RULE = {"static_persistent": "persistent", "longest_first": "one_per_tile", "paired": "persistent"}
 
 
 def auto_schedule(mask: str) -> tuple[str, str]:
@@ -39,6 +44,20 @@ def make_schedule(spec: KernelSpec, where: str) -> Schedule:
 def grid_rule(schedule: Schedule, rows_per_tile: int) -> Rule:
     """How many CTAs a launch has; constants of the rule of that name in `launch_rules`."""
     return Rule(_GRID_RULE[schedule.name], {"rows": rows_per_tile})
+
+
+def serves_all(spec: KernelSpec) -> Serves:
+    """A variant that is as good a choice for any number of rows."""
+    return Serves(
+        dtype=spec.dtype,
+        head_dim_qk=spec.head_dim_qk,
+        head_dim_v=spec.head_dim_v,
+        masks=(spec.mask,),
+        features=spec.features,
+        min_rows=0,
+        max_rows=None,
+        lse=spec.lse,
+    )
 
 
 def make_serves(spec: KernelSpec) -> tuple[Serves, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..arch import Arch, get_arch
 from ..errors import PlanError
 from ..spec import KernelSpec
-from . import abi, barriers, exp2, model, protocol, registers, schedule, smem, tiles, tmem, umma
+from . import abi, barriers, exp2, model, protocol, registers, schedule, sm90, smem, tiles, tmem, umma
 from .types import KernelPlan
 
 DEFAULT_Q_STAGE = 2
@@ -20,6 +20,8 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
     """
     where = spec.source or spec.name
     arch = get_arch(spec.arch, where)
+    if arch.tmem_cols == 0:
+        return sm90.make_plan(spec)
     reasons: dict[str, str] = {}
     spec = _resolve_sizes(spec, arch, where, reasons)
     shape = tiles.shape_of(spec)
@@ -72,10 +74,6 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
 
 def _resolve_sizes(spec: KernelSpec, arch: Arch, where: str, reasons: dict[str, str]) -> KernelSpec:
     """Fields that the budgets start from; and what no template can make yet."""
-    if arch.tmem_cols == 0:
-        raise PlanError(
-            f"{where}: arch={spec.arch}: has no tensor memory, and no template without it is built; use sm_100a"
-        )
     if spec.features:
         raise PlanError(f"{where}: {spec.features[0]}=true: not built yet; leave it out")
     if spec.num_ctas not in (None, 1):

@@ -126,12 +126,17 @@ _EXTENTS = {
 }
 
 
-def make_operands(shape: Shape, dtype: str) -> tuple[Operand, ...]:
-    """q, k, v, o: boxes of one swizzle span by the tile's rows, and their tensor maps, axes (d, s, h, b)."""
+def make_operands(shape: Shape, dtype: str, o_rows: int | None = None) -> tuple[Operand, ...]:
+    """q, k, v, o: boxes of one swizzle span by the tile's rows, and their tensor maps, axes (d, s, h, b).
+
+    o_rows: rows of one store of o where it is not the whole tile.
+    """
     out = []
     for name, (dim, seqlen, heads) in _EXTENTS.items():
         head_dim = shape.head_dim_qk if dim == "head_dim_qk" else shape.head_dim_v
         rows = shape.tile_m if name in "qo" else shape.tile_n
+        if name == "o" and o_rows is not None:
+            rows = o_rows
         element_bytes = shape.out_bytes if name == "o" else shape.element_bytes
         swizzle = swizzle_of(head_dim, element_bytes)
         box = SWIZZLE_BYTES[swizzle] // element_bytes

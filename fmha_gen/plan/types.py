@@ -123,7 +123,8 @@ class KvRing:
     With two Q tiles they alternate, K V K V ..., across tiles; with one, a tile's next K goes ahead of its V.
 
     kind: ``even`` (all stages alike), ``uneven`` (large, small, large; the middle slot holds K and V at different
-    offsets as the ring turns) or ``paired`` (an even number of stages: K always in large ones, V in small ones).
+    offsets as the ring turns), ``paired`` (an even number of stages: K always in large ones, V in small ones) or
+    ``separate`` (sm_90a: `stages` of K, then as many of V, each with barriers of its own).
     k_offset_bytes[s], v_offset_bytes[s]: where stage s starts for that operand, from the ring's own start.
     The same as a formula: ``s * stage_stride_bytes``, and for odd s minus (K) or plus (V) `odd_shift_bytes`.
     k_waits[s], v_waits[s]: the stages whose kv_empty a load of that operand into stage s must wait for, s itself last.
@@ -220,6 +221,21 @@ class Umma:
 
 
 @dataclass(frozen=True, slots=True)
+class Wgmma:
+    """How the consumer warpgroups of an sm_90a kernel work.
+
+    consumers: warpgroups, 64 query rows each. overlap: softmax of a block runs under the PV product of the one before,
+    else after its own QK and before its own PV. order: whose turn it is to issue products (``gemm``), to compute
+    exponentials (``exp``), or nobody's (``off``). q_in_registers: Q is read from shared memory once a tile.
+    """
+
+    consumers: int
+    overlap: bool
+    order: str
+    q_in_registers: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Exp2:
     """Which exponentials of a row's tile_n per block run on the FMA pipe.
 
@@ -291,6 +307,7 @@ class KernelPlan:
     serves: Serves
     rank: int
     model: ModelBound
+    wgmma: Wgmma | None = None  # sm_90a only
 
     def role(self, name: str) -> Role:
         return _by_name(self.roles, name)
@@ -318,6 +335,10 @@ class KernelPlan:
     @property
     def longest_first(self) -> bool:
         return self.schedule.name == "longest_first"
+
+    @property
+    def paired(self) -> bool:
+        return self.schedule.name == "paired"
 
     @property
     def o_aliases_q(self) -> bool:

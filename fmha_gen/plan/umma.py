@@ -15,6 +15,7 @@ from .tiles import MMA_K_BYTES
 from .types import Operand, SmemDescriptor, Tiles, Umma
 
 SWIZZLE_CODE = {"128B": 2, "64B": 4, "32B": 6}  # bits 61-63
+WGMMA_SWIZZLE_CODE = {"128B": 1, "64B": 2, "32B": 3}  # bits 62-63
 FORMATS = {"fp16": 0, "bf16": 1}  # kind::f16, bits 7-9 and 10-12
 D_FLOAT32 = 1
 MAJOR = {"K": 0, "MN": 1}
@@ -35,6 +36,25 @@ def smem_descriptor(operand: Operand, major: str, tiles: Tiles) -> SmemDescripto
         lbo = rows * span
         steps = tuple(i * tiles.mma_k * span for i in range(rows // tiles.mma_k))
     base = (lbo >> 4) << 16 | (sbo >> 4) << 32 | 1 << 46 | SWIZZLE_CODE[operand.swizzle] << 61
+    return SmemDescriptor(operand.name, major, operand.swizzle, lbo, sbo, base, steps)
+
+
+def wgmma_descriptor(operand: Operand, major: str, depth: int) -> SmemDescriptor:
+    """The same for wgmma (sm_90a), whose descriptor has no version and the swizzle in bits 62-63.
+
+    depth: rows of head dimension or keys of one step.
+    """
+    span, rows = operand.swizzle_bytes, operand.rows
+    sbo = 8 * span
+    if major == "K":
+        lbo, step_bytes = 16, depth * operand.element_bytes
+        per_box = span // step_bytes
+        count = operand.head_dim // depth
+        steps = tuple((i // per_box) * rows * span + (i % per_box) * step_bytes for i in range(count))
+    else:
+        lbo = rows * span
+        steps = tuple(i * depth * span for i in range(rows // depth))
+    base = (lbo >> 4) << 16 | (sbo >> 4) << 32 | WGMMA_SWIZZLE_CODE[operand.swizzle] << 62
     return SmemDescriptor(operand.name, major, operand.swizzle, lbo, sbo, base, steps)
 
 

@@ -38,6 +38,15 @@ BUILT: dict[tuple[str, str], Built] = {
         num_ctas=(1,),
         schedules=("static_persistent", "longest_first"),
     ),
+    ("fmha_fwd", "sm_90a"): Built(
+        dtypes=("bf16", "fp16"),
+        head_dims=((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
+        masks=("full", "causal"),
+        q_stages=(1, 2),
+        tile_ms=(128, 192),
+        num_ctas=(1,),
+        schedules=("static_persistent", "longest_first", "paired"),
+    ),
 }
 
 

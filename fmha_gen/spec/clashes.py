@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .model import KernelSpec
+from .model import SM90_FIELDS, KernelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ def clashes(spec: KernelSpec) -> list[Clash]:
     if spec.split_kv and not spec.lse:
         what = "split_kv=true with lse=false: partial results are merged by their log-sum-exp"
         out.append(Clash(("split_kv", "lse"), what, "set lse: true"))
+    for name in SM90_FIELDS:
+        if spec.arch != "sm_90a" and getattr(spec, name) is not None:
+            what = f"{name}={str(getattr(spec, name)).lower()} with arch {spec.arch}: its warps have no such choice"
+            out.append(Clash((name, "archs"), what, f"remove {name}, or give sm_90a an entry of its own"))
     if spec.exp2_emulation is not None and spec.tile_n is not None and spec.exp2_emulation > spec.tile_n:
         what = (
             f"exp2_emulation={spec.exp2_emulation} with tile.n={spec.tile_n}: a row of a KV block has only "

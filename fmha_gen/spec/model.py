@@ -37,8 +37,11 @@ class KernelSpec:
     kv_stage: stages of the shared K/V ring.
     registers: setmaxnreg split; see `Registers`.
     num_ctas: CTAs of one MMA group.
-    schedule: ``static_persistent`` or ``longest_first``.
+    schedule: ``static_persistent``, ``longest_first`` or, on sm_90a, ``paired``.
     exp2_emulation: how many of a row's `tile_n` exponentials in a block run on the FMA pipe, an even number.
+    warpgroup_order, overlap, q_in_registers: sm_90a only, and None elsewhere. Whose turn it is, among the consumer
+        warpgroups, to issue products (``gemm``) or to compute exponentials (``exp``), or nobody's (``off``); whether
+        softmax of a block runs under the PV product of the one before; whether Q is kept in registers.
     rescale_threshold: growth of the row maximum, in log2 units, below which O is not rescaled.
     lse: the kernel can write the log-sum-exp (a launch may still pass a null pointer).
     source: ``file:line`` of the entry that made the variant; no part of equality or identity.
@@ -58,6 +61,9 @@ class KernelSpec:
     num_ctas: int | None = None
     schedule: str | None = None
     exp2_emulation: int | None = None
+    warpgroup_order: str | None = None
+    overlap: bool | None = None
+    q_in_registers: bool | None = None
     rescale_threshold: float = 8.0
     lse: bool = True
     varlen: bool = False
@@ -72,7 +78,8 @@ class KernelSpec:
     @property
     def auto_fields(self) -> tuple[str, ...]:
         """The fields that still say ``auto``."""
-        return tuple(name for name in AUTO_FIELDS if getattr(self, name) is None)
+        names = AUTO_FIELDS + (SM90_FIELDS if self.arch == "sm_90a" else ())
+        return tuple(name for name in names if getattr(self, name) is None)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -144,4 +151,5 @@ class KernelSpec:
 
 AUTO_FIELDS = ("q_stage", "tile_m", "tile_n", "kv_stage", "registers", "num_ctas", "schedule", "exp2_emulation")
 FEATURE_FIELDS = ("varlen", "paged_kv", "sink", "softcap", "pack_gqa", "split_kv")
-OPTIONAL_FIELDS = ("lse", *FEATURE_FIELDS, "page_size")
+SM90_FIELDS = ("warpgroup_order", "overlap", "q_in_registers")
+OPTIONAL_FIELDS = ("lse", *FEATURE_FIELDS, "page_size", *SM90_FIELDS)

@@ -132,7 +132,7 @@ def test_id_is_readable_part_and_digest():
 
 CHANGES = {
     "family": "fmha_combine",
-    "arch": "sm_90a",
+    "arch": "sm_103a",
     "dtype": "fp16",
     "head_dim_qk": 192,
     "head_dim_v": 64,
@@ -145,6 +145,9 @@ CHANGES = {
     "num_ctas": 2,
     "schedule": "longest_first",
     "exp2_emulation": 14,
+    "warpgroup_order": "gemm",
+    "overlap": True,
+    "q_in_registers": True,
     "rescale_threshold": 0.0,
     "lse": False,
     "varlen": True,

@@ -174,7 +174,7 @@ def test_launch_values_with_a_flag_name_the_flag():
 
 
 @pytest.mark.parametrize(
-    "arch", ["103a", "sm_103a", "90a", "99z", "100f", "sm_100", "100", "110a", "120a", "sm_120a", "SM_100A", "10.0"]
+    "arch", ["103a", "sm_103a", "90", "99z", "100f", "sm_100", "100", "110a", "120a", "sm_120a", "SM_100A", "10.0"]
 )
 def test_a02_c01_archs_are_an_explicit_list(arch):
     """A02 (vllm-project/flash-attention#138, sglang#25564), C01 (huggingface/kernels#720): no silent no-op."""

@@ -1,0 +1,264 @@
+"""`make_plan` for sm_90a: warp-specialised wgmma, one CTA an SM.
+
+Two or three consumer warpgroups own 64 query rows each and do everything for them: S = Q K^T, softmax, O += P V with P
+in registers, and the epilogue. A load warpgroup of which one thread works fills sQ and separate rings of K and V.
+"""
+
+from __future__ import annotations
+
+from ...arch import Arch, get_arch
+from ...errors import PlanError
+from ...spec import KernelSpec
+from .. import abi, model, schedule, tiles, umma
+from ..types import Exp2, KernelPlan, KvRing, ModelBound, NamedBarrier, Operand, Role, SmemBuffer, Tiles, Umma, Wgmma
+from . import barriers, choices
+from .choices import GROUP_ROWS, ORDERS
+
+WARPS_PER_GROUP = 4
+WARP_ROWS = 16  # rows of one warp, and of one TMA store
+MMA_K = 16
+REG_STEP, REG_MIN, REG_MAX = 8, 24, 240
+ISSUE_SLOTS = (
+    320.0,
+    0,
+    16,
+)  # model: softmax, correction and product slots per 128 keys and warp, from the machine code
+
+
+def make_plan(spec: KernelSpec) -> KernelPlan:
+    """Choose every auto field, solve every budget and prove the pipelines. Raises PlanError as the other plans do."""
+    where = spec.source or spec.name
+    arch = get_arch(spec.arch, where)
+    _check_built(spec, where)
+    spec, reasons = choices.resolve(spec, where)
+    _check_tiles(spec, where)
+    assert spec.tile_m and spec.tile_n and spec.registers and spec.q_stage and spec.kv_stage and spec.warpgroup_order
+    consumers = spec.tile_m // GROUP_ROWS
+    roles = _roles(spec, consumers, arch, where)
+    operands = _operands(spec)
+    buffers, smem_bytes, o_aliases_q = _smem(spec, operands, arch, where)
+    table = barriers.make_barriers(spec, roles, operands, o_aliases_q)
+    barriers.check(table, spec, consumers, buffers, o_aliases_q, where)
+    order = schedule.make_schedule(spec, where)
+    qk, pv = _products(spec, operands)
+    threads = sum(r.num_threads for r in roles)
+    return KernelPlan(
+        spec=spec,
+        reasons=tuple(reasons.items()),
+        tiles=_tiles(spec),
+        operands=operands,
+        smem=buffers,
+        smem_bytes=smem_bytes,
+        smem_limit_bytes=arch.smem_bytes,
+        kv_ring=_rings(spec, operands),
+        tmem=(),
+        tmem_alloc_cols=0,
+        roles=roles,
+        num_threads=threads,
+        launch_regs=_launch_regs(threads, arch),
+        barriers=table,
+        named_barriers=_named_barriers(spec, consumers, o_aliases_q),
+        umma_qk=qk,
+        umma_pv=pv,
+        exp2=Exp2(0, ((),), (0.0, 0.0, 0.0, 0.0)),
+        schedule=order,
+        params=abi.make_params(spec, operands, arch),
+        grid=schedule.grid_rule(order, spec.tile_m),
+        serves=schedule.serves_all(spec),
+        rank=0,
+        model=_model(spec, arch),
+        wgmma=Wgmma(consumers, bool(spec.overlap), spec.warpgroup_order, bool(spec.q_in_registers)),
+    )
+
+
+def _check_built(spec: KernelSpec, where: str) -> None:
+    if spec.features:
+        raise PlanError(f"{where}: {spec.features[0]}=true: not built yet; leave it out")
+    if spec.num_ctas not in (None, 1):
+        raise PlanError(f"{where}: num_ctas={spec.num_ctas}: sm_90a kernels run in one CTA; use num_ctas: 1")
+    if spec.exp2_emulation not in (None, 0):
+        raise PlanError(
+            f"{where}: exp2_emulation={spec.exp2_emulation}: sm_90a has no packed float32 arithmetic to pay for it; "
+            f"use exp2_emulation: 0"
+        )
+
+
+def _check_tiles(spec: KernelSpec, where: str) -> None:
+    """Shapes that wgmma and the register fragments can take."""
+    m, n = spec.tile_m, spec.tile_n
+    assert m and n
+    if m not in (2 * GROUP_ROWS, 3 * GROUP_ROWS):
+        raise PlanError(f"{where}: tile.m={m}: two or three consumer warpgroups of {GROUP_ROWS} rows; use 128 or 192")
+    if n % MMA_K or not 2 * MMA_K <= n <= 256:
+        raise PlanError(
+            f"{where}: tile.n={n}: the keys of a block are the depth of a product ({MMA_K} a step) and one TMA box "
+            f"(256 rows at most); use a multiple of {MMA_K} from {2 * MMA_K} to 256"
+        )
+    if spec.warpgroup_order not in ORDERS:
+        raise PlanError(f"{where}: warpgroup_order={spec.warpgroup_order!r}: use one of {', '.join(ORDERS)}")
+    if spec.q_stage not in (1, 2):
+        raise PlanError(f"{where}: q_stage={spec.q_stage}: sQ has one or two buffers; use 1 or 2")
+    if spec.kv_stage is None or spec.kv_stage < 2:
+        raise PlanError(
+            f"{where}: kv_stage={spec.kv_stage}: the next V is waited for while one is in use, so each ring needs 2 "
+            f"stages; use kv_stage >= 2"
+        )
+
+
+def _roles(spec: KernelSpec, consumers: int, arch: Arch, where: str) -> tuple[Role, ...]:
+    """Consumer warpgroups first, then the load warpgroup: its first warp works, the others only give registers."""
+    assert spec.registers
+    regs, other = spec.registers.softmax, spec.registers.other
+    pool = arch.registers // (WARPS_PER_GROUP * 32)
+    total = consumers * regs + other
+    for name, value in (("softmax", regs), ("other", other)):
+        if value % REG_STEP or not REG_MIN <= value <= REG_MAX:
+            raise PlanError(
+                f"{where}: registers.{name}={value}: setmaxnreg takes multiples of {REG_STEP} from {REG_MIN} to "
+                f"{REG_MAX}"
+            )
+    if total > pool:
+        raise PlanError(
+            f"{where}: registers={{softmax: {regs}, other: {other}}}: needs {consumers}x{regs} + {other} = {total} per "
+            f"thread of the {consumers + 1} warpgroups, {arch.name} has {pool} ({arch.registers} / 128); use "
+            f"softmax <= {(pool - other) // consumers // REG_STEP * REG_STEP}"
+        )
+    start = _launch_regs(128 * (consumers + 1), arch)
+    first = WARPS_PER_GROUP * consumers
+
+    def role(name: str, warp: int, warps: int, num: int) -> Role:
+        way = "inc" if num > start else "dec" if num < start else "keep"
+        return Role(name, tuple(range(warp, warp + warps)), num, way)
+
+    groups = [role(f"consumer{i}", WARPS_PER_GROUP * i, WARPS_PER_GROUP, regs) for i in range(consumers)]
+    return (*groups, role("load", first, 1, other), role("empty", first + 1, WARPS_PER_GROUP - 1, other))
+
+
+def _launch_regs(threads: int, arch: Arch) -> int:
+    """Registers per thread at launch, one CTA an SM: a multiple of 8."""
+    return arch.registers // threads // REG_STEP * REG_STEP
+
+
+def _operands(spec: KernelSpec) -> tuple[Operand, ...]:
+    """q by the whole tile, o by the 16 rows of a warp, k and v by the block."""
+    assert spec.tile_m and spec.tile_n
+    shape = tiles.Shape(spec.head_dim_qk, spec.head_dim_v, 1, tile_m=spec.tile_m, tile_n=spec.tile_n)
+    return tiles.make_operands(shape, spec.dtype, o_rows=WARP_ROWS)
+
+
+def _smem(
+    spec: KernelSpec, operands: tuple[Operand, ...], arch: Arch, where: str
+) -> tuple[tuple[SmemBuffer, ...], int, bool]:
+    """(buffers, bytes, whether O leaves through the bytes of Q): O gets room of its own where there is some."""
+    q, k, v, _ = operands
+    assert spec.q_stage and spec.kv_stage and spec.tile_m
+    o_bytes = spec.tile_m * spec.head_dim_v * q.element_bytes
+    mbars = barriers.num_mbarriers(spec) * barriers.MBARRIER_BYTES
+    sizes = [spec.q_stage * q.tile_bytes, spec.kv_stage * k.tile_bytes, spec.kv_stage * v.tile_bytes]
+    alias = sum(sizes) + o_bytes + mbars > arch.smem_bytes
+    total = sum(sizes) + (0 if alias else o_bytes) + mbars
+    if total > arch.smem_bytes or (alias and (spec.q_stage > 1 or spec.head_dim_v > spec.head_dim_qk)):
+        raise PlanError(
+            f"{where}: needs {total + (o_bytes if alias else 0)} B SMEM (q {sizes[0]} + k {sizes[1]} + v {sizes[2]} + "
+            f"o {o_bytes} + mbarriers {mbars}), {arch.name} allows {arch.smem_bytes}; O may share Q's bytes with "
+            f"q_stage 1 only; use a smaller tile.n, kv_stage or q_stage"
+        )
+    out, end = [], 0
+    for name, size, stages, note in (
+        ("sQ", sizes[0], spec.q_stage, "Q tiles, all consumers' rows"),
+        ("sK", sizes[1], spec.kv_stage, "ring of K blocks"),
+        ("sV", sizes[2], spec.kv_stage, "ring of V blocks"),
+    ):
+        out.append(SmemBuffer(name, end, size, stages, size // stages, note=note))
+        end += size
+    note = "output rows, each warp its own"
+    out.append(SmemBuffer("sO", 0 if alias else end, o_bytes, 1, o_bytes, alias_of="sQ" if alias else None, note=note))
+    end += 0 if alias else o_bytes
+    out.append(SmemBuffer("mbarriers", end, mbars, align_bytes=8, note="8 bytes each"))
+    return tuple(out), total, alias
+
+
+def _rings(spec: KernelSpec, operands: tuple[Operand, ...]) -> KvRing:
+    """K and V have a ring each; offsets of V are from the start of K's ring."""
+    _, k, v, _ = operands
+    assert spec.kv_stage
+    stages = range(spec.kv_stage)
+    k_size = spec.kv_stage * k.tile_bytes
+    own = tuple((s,) for s in stages)
+    return KvRing(
+        kind="separate",
+        stages=spec.kv_stage,
+        size_bytes=k_size + spec.kv_stage * v.tile_bytes,
+        k_bytes=k.tile_bytes,
+        v_bytes=v.tile_bytes,
+        stage_stride_bytes=k.tile_bytes,
+        odd_shift_bytes=0,
+        k_offset_bytes=tuple(s * k.tile_bytes for s in stages),
+        v_offset_bytes=tuple(k_size + s * v.tile_bytes for s in stages),
+        k_waits=own,
+        v_waits=own,
+    )
+
+
+def _tiles(spec: KernelSpec) -> Tiles:
+    assert spec.tile_m and spec.tile_n
+    return Tiles(
+        tile_m=spec.tile_m,
+        tile_n=spec.tile_n,
+        rows_per_tile=spec.tile_m,
+        s_slots=1,
+        chunk_cols=spec.tile_n,
+        num_chunks=1,
+        p_first_cols=spec.tile_n,
+        p_first_chunks=1,
+        p_step_cols=0,
+        mma_k=MMA_K,
+        qk_k_steps=spec.head_dim_qk // MMA_K,
+        pv_k_steps=spec.tile_n // MMA_K,
+        pv_k_steps_first=spec.tile_n // MMA_K,
+        correction_chunk_cols=0,
+        epilogue_chunk_cols=MMA_K,
+    )
+
+
+def _named_barriers(spec: KernelSpec, consumers: int, o_aliases_q: bool) -> tuple[NamedBarrier, ...]:
+    """Ids from 1: one a consumer warpgroup for its turn, and one for having read Q where O overwrites it."""
+    roles = tuple(f"consumer{i}" for i in range(consumers))
+    out: list[NamedBarrier] = []
+    if spec.warpgroup_order != "off":
+        note = f"the warpgroup's turn ({spec.warpgroup_order}): the one before arrives, it syncs"
+        out.append(NamedBarrier("turn", 1, consumers, 256, roles, note))
+    if o_aliases_q:
+        note = "all warps of the warpgroup have read Q"
+        out.append(NamedBarrier("q_read", 1 + len(out) * consumers, consumers, 128, roles, note))
+    return tuple(out)
+
+
+def _products(spec: KernelSpec, operands: tuple[Operand, ...]) -> tuple[Umma, Umma]:
+    """Descriptors of S = Q K^T and O += P V, 64 rows each; wgmma has no instruction descriptor (0)."""
+    q, k, v, _ = operands
+    assert spec.tile_n
+    a = None if spec.q_in_registers else umma.wgmma_descriptor(q, "K", MMA_K)
+    qk = Umma(
+        "qk", GROUP_ROWS, spec.tile_n, MMA_K, spec.head_dim_qk // MMA_K, 0, a, umma.wgmma_descriptor(k, "K", MMA_K)
+    )
+    pv = Umma(
+        "pv", GROUP_ROWS, spec.head_dim_v, MMA_K, spec.tile_n // MMA_K, 0, None, umma.wgmma_descriptor(v, "MN", MMA_K)
+    )
+    return qk, pv
+
+
+def _model(spec: KernelSpec, arch: Arch) -> ModelBound:
+    """Clocks of two 128-row tiles: of four warps of a sub-core, each with the softmax of 16 x 4 rows."""
+    assert spec.tile_n
+    softmax, correction, mma = ISSUE_SLOTS
+    return model.bound(
+        spec.head_dim_qk,
+        spec.head_dim_v,
+        spec.tile_n,
+        spec.tile_n + 1,
+        2 * softmax * spec.tile_n / 128,
+        correction,
+        mma,
+        arch,
+    )

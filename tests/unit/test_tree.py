@@ -96,3 +96,16 @@ def test_every_finding_of_the_simulator_is_documented():
     page = (ROOT / "docs" / "simulator.md").read_text()
     missing = sorted(k for k in kinds if f"`{k}`" not in page)
     assert not missing, f"docs/simulator.md lacks {missing}"
+
+
+def test_every_error_code_of_the_command_line_is_documented():
+    from fmha_gen import errors
+
+    assert ROOT is not None
+    source = (ROOT / "fmha_gen" / "cli" / "__init__.py").read_text()
+    codes = set(re.findall(r"print_error\(\s*\"(\w+)\"", source))
+    codes |= {e.code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.FmhaGenError)}
+    assert {"usage", "file", "spec", "verify"} <= codes
+    page = (ROOT / "docs" / "cli.md").read_text()
+    missing = sorted(c for c in codes - {errors.FmhaGenError.code} if f"`{c}`" not in page)
+    assert not missing, f"docs/cli.md lacks {missing}"

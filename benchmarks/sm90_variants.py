@@ -18,12 +18,13 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 HANG_S = 5.0
-CURRENT = Path("/tmp/sm90_current")  # what a worker is at, for the process that starts it again
+CURRENT = Path(tempfile.gettempdir()) / "sm90_current"  # what a worker is at, for the process that starts it again
 CHECKS = [  # batch, heads_q, heads_kv, seqlen_q, seqlen_k, how much larger the first keys are than the last
     (1, 2, 1, 128, 128, 0),
     (2, 3, 3, 77, 200, 0),
@@ -518,7 +519,7 @@ def main():
     parser.add_argument("--burst-ms", type=float, default=12)
     parser.add_argument("--seqlens", type=int, nargs="*", help="only these of 1024, 4096, 16384")
     parser.add_argument("--profile", nargs="*", help="run these kernels (or fa3-full, fa3-causal) once, for a profiler")
-    parser.add_argument("--state", default="/tmp/sm90_state.json")
+    parser.add_argument("--state", default=str(CURRENT.with_name("sm90_state.json")))
     parser.add_argument("--worker", action="store_true")
     args = parser.parse_args()
     if args.worker:

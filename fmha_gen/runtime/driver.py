@@ -125,7 +125,7 @@ class Driver(Protocol):
     ) -> Any:
         """Load a kernel so that no later launch on `device` loads anything. `image` is verified already.
 
-        line_map: of a PTX image, for messages (see docs/bundles.md).
+        line_map: of a PTX image, for messages (see docs/bundle.md).
         """
 
     def bind(self, kernel: Any, packed: PackedLaunch, device: Device) -> BoundLaunch:

@@ -139,6 +139,7 @@ class Result(enum.IntEnum):
     UNSUPPORTED_PTX_VERSION = 222
     NOT_FOUND = 500
     ILLEGAL_ADDRESS = 700
+    STREAM_CAPTURE_UNSUPPORTED = 900
 
 
 class Handle(int):
@@ -155,13 +156,13 @@ class _Names:
 class FakeCuda:
     """Looks like cuda.bindings.driver with two devices. Records calls as (name, arguments...).
 
-    fail: call name -> Result that it returns. Contexts are per thread, as the driver's are; primary contexts of
+    fail: call name -> Result that it returns. capturing: a stream is being captured into a graph. Contexts are per thread, as the driver's are; primary contexts of
     device n have handle 0x1000 + n, others are made with `create_context`.
     """
 
     CUdevice_attribute = CUfunction_attribute = CUpointer_attribute = _Names()
     CUtensorMapDataType = CUtensorMapInterleave = CUtensorMapSwizzle = _Names()
-    CUtensorMapL2promotion = CUtensorMapFloatOOBfill = CUlaunchAttributeID = _Names()
+    CUtensorMapL2promotion = CUtensorMapFloatOOBfill = CUlaunchAttributeID = CUstreamCaptureMode = _Names()
     cuuint64_t = cuuint32_t = CUstream = int
 
     def __init__(
@@ -172,6 +173,7 @@ class FakeCuda:
         self.launches: list[SimpleNamespace] = []
         self.fail: dict[str, Result] = {}
         self.pointer_device = 0
+        self.capturing = False
         self.context_device: dict[int, int] = {}
         self._stacks = threading.local()
 
@@ -247,8 +249,18 @@ class FakeCuda:
     def cuCtxPopCurrent(self) -> tuple[Result, Handle]:
         return self._did("cuCtxPopCurrent"), Handle(self.stack.pop())
 
+    def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[Result, str]:
+        """Threads start in mode GLOBAL, in which FakeCuda refuses to load when `capturing`."""
+        before = getattr(self._stacks, "mode", "CU_STREAM_CAPTURE_MODE_GLOBAL")
+        self._stacks.mode = mode
+        return Result.SUCCESS, before
+
+    def _unsafe(self, name: str, *args: Any) -> Result:
+        relaxed = getattr(self._stacks, "mode", None) == "CU_STREAM_CAPTURE_MODE_RELAXED"
+        return self._did(name, *args) if relaxed or not self.capturing else Result.STREAM_CAPTURE_UNSUPPORTED
+
     def cuLibraryLoadData(self, code: bytes, *options: Any) -> tuple[Result, Handle]:
-        return self._did("cuLibraryLoadData", bytes(code)), Handle(0x3000 + len(self.named("cuLibraryLoadData")))
+        return self._unsafe("cuLibraryLoadData", bytes(code)), Handle(0x3000 + len(self.named("cuLibraryLoadData")))
 
     def cuLibraryGetKernel(self, library: Handle, name: bytes) -> tuple[Result, Handle]:
         return self._did("cuLibraryGetKernel", name), Handle(0x4000 + len(self.named("cuLibraryGetKernel")))
@@ -257,7 +269,7 @@ class FakeCuda:
         return (self._did("cuKernelSetAttribute", attribute, value, device),)
 
     def cuKernelGetFunction(self, kernel: Handle) -> tuple[Result, Handle]:
-        return self._did("cuKernelGetFunction", int(kernel), self.stack[-1]), Handle(0x5000)
+        return self._unsafe("cuKernelGetFunction", int(kernel), self.stack[-1]), Handle(0x5000)
 
     def cuTensorMapEncodeTiled(self, *args: Any) -> tuple[Result, SimpleNamespace]:
         encoded = self.CUtensorMap()

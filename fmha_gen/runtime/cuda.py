@@ -180,7 +180,7 @@ class CudaDriver:
         driver sees it: a driver given a damaged image can crash. Raises BundleError or DriverError.
         """
         key = (record.id, record.cubin.sha256, device.ordinal)
-        with self._lock:
+        with self._lock, self._capture_allowed():
             kernel = self._kernels.get(key)
             if kernel is None:
                 self._check_image(record, image, device, where)
@@ -190,6 +190,20 @@ class CudaDriver:
             with self.context(device.ordinal) as context:
                 self.enter(kernel, context)
             return kernel
+
+    @contextmanager
+    def _capture_allowed(self) -> Iterator[None]:
+        """Loading is permitted inside although a stream of the process is being captured into a graph.
+
+        The driver forbids calls then that might synchronise; those that load a kernel have no part in the capture.
+        """
+        api = self.api
+        relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self.check(api.cuThreadExchangeStreamCaptureMode(relaxed), "cuda: capture mode")
+        try:
+            yield
+        finally:
+            self.check(api.cuThreadExchangeStreamCaptureMode(before), "cuda: capture mode")
 
     def _check_image(self, record: KernelRecord, image: bytes, device: Device, where: str) -> None:
         if ARCH_CAPABILITY.get(record.arch) != device.compute_capability:
@@ -229,7 +243,8 @@ class CudaDriver:
             raise DriverError(
                 f"{kernel.name}: not loaded in the current context, and the bundle is frozen; preload() it there first"
             )
-        self.check(self.api.cuKernelGetFunction(kernel.handle), f"{kernel.where}: load into the context")
+        with self._capture_allowed():
+            self.check(self.api.cuKernelGetFunction(kernel.handle), f"{kernel.where}: load into the context")
         kernel.contexts.add(context)
 
     # ---- launches

@@ -31,6 +31,9 @@ WORDS = {
     715: "a kernel executed an illegal instruction; the context is lost",
     716: "a kernel accessed a misaligned address; the context is lost",
     719: "an earlier kernel failed; the context is lost: run with CUDA_LAUNCH_BLOCKING=1 to find it",
+    900: "the driver does not allow it while a stream is captured into a graph; preload() before the capture",
+    901: "an earlier error ended the graph capture; end it and start anew",
+    906: "a launch on the legacy default stream while another stream is captured; launch on the capturing stream",
     802: "the system's fabric (NVSwitch) is not ready; check nvidia-fabricmanager",
     803: "the libcuda.so in use does not fit the kernel-mode driver; remove a stale compatibility library",
 }

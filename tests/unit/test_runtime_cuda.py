@@ -360,6 +360,22 @@ def test_r07_nothing_is_unloaded_when_a_bundle_is_dropped(tmp_path: Path) -> Non
 # ---- preload, freeze, empty problems
 
 
+def test_r07_the_first_call_may_come_during_a_capture(tmp_path: Path) -> None:
+    """Loading is no part of the capture; the thread's capture mode is what it was afterwards, also after an error."""
+    api = FakeCuda()
+    api.capturing = True
+    bundle = open_bundle(tmp_path, api)
+    bundle.attention(**tensors(), stream=5)
+    assert len(api.launches) == 1
+    api.create_context(0)
+    bundle.attention(**tensors(), stream=5)
+    assert len(api.named("cuKernelGetFunction")) == 2
+    api.fail["cuLibraryLoadData"] = Result.INVALID_IMAGE
+    with pytest.raises(DriverError, match="INVALID_IMAGE"):
+        bundle.attention(**tensors(sq=5), stream=5)
+    assert api.cuThreadExchangeStreamCaptureMode("x")[1] == "CU_STREAM_CAPTURE_MODE_GLOBAL"
+
+
 def test_preload_then_freeze(tmp_path: Path) -> None:
     api = FakeCuda()
     bundle = open_bundle(tmp_path, api, make_record(), make_record(mask="causal"), make_record(arch="sm_90a"))

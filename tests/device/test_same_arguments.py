@@ -1,40 +1,24 @@
 """For the same problem the launcher hands the simulator and a real GPU's driver the same packed arguments.
 
-Nothing is launched: addresses are made up. FMHA_GEN_BUNDLE, or FMHA_GEN_PROBE_BUNDLE, names a bundle that was built
-elsewhere.
+Nothing is launched: addresses are made up.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
-from fmha_gen.errors import FmhaGenError
 from fmha_gen.runtime import Bundle
-from fmha_gen.runtime.cuda import CudaDriver
 from fmha_gen.runtime.driver import TensorMapArgs
 from fmha_gen.runtime.select import runs_on
 
 pytest.importorskip("numba", reason="the simulator needs numba")
+from tests.launcher_fixtures import read_arguments
 from tests.same_arguments import on_host, problems, same, same_map, same_memory, simulator_for
 
 pytestmark = pytest.mark.device
 NAMES = sorted(problems("bf16", 128, 128))
-
-
-@pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    driver = CudaDriver()
-    try:
-        driver.device(0)
-    except FmhaGenError as e:
-        pytest.skip(f"needs a GPU: {e}")
-    given = os.environ.get("FMHA_GEN_BUNDLE") or os.environ.get("FMHA_GEN_PROBE_BUNDLE")
-    if not given:
-        pytest.skip("FMHA_GEN_BUNDLE names no bundle")
-    return Bundle.open(given, driver)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,9 +40,11 @@ def test_the_same_problem_gives_the_same_arguments(bundle: Bundle, name: str) ->
         bound: Any = gpu._bound
         launch = sim._bound.launch  # type: ignore[union-attr]
         same_memory(packed, bound._params, launch)
-        for args, sim_map in zip(packed.args, launch.params, strict=True):
+        in_memory = read_arguments(bound._params, packed.kinds)
+        for args, sim_map, found in zip(packed.args, launch.params, in_memory, strict=True):
             if isinstance(args, TensorMapArgs):
                 same_map(args, sim_map)
+                assert found == driver.encode(args, device), "a map that was moved is what the driver encodes anew"
         moved = tuple(0 if n not in options else options[n].address + 0x2000 for n in ("q", "k", "v", "out", "lse"))
         rebound = bound.rebind(moved)
         same_memory(packed, rebound._params, sim.rebind(moved)._bound.launch)  # type: ignore[union-attr]

@@ -30,6 +30,7 @@ TARGETS = {  # what -> (limit, unit); docs/runtime.md has them
     "prepared launch over bare": (0.8, "us"),
     "flash_attn_func, out given, addresses seen before": (10.0, "us"),
     "flash_attn_func, out given, all addresses new": (15.0, "us"),
+    "prepare, a seqlen_k that is new": (25.0, "us"),
     "open to first launch": (2.0, "ms"),
 }
 
@@ -84,6 +85,9 @@ def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
     lse = torch.empty(SHAPE[0], SHAPE[2], SHAPE[1], device="cuda")
     pools = [random(num_calls, *SHAPE).unbind(0) for _ in range(4)]
     lse_pool = torch.empty(num_calls, SHAPE[0], SHAPE[2], SHAPE[1], device="cuda").unbind(0)
+    cache = random(2, SHAPE[0], num_calls, *SHAPE[2:])
+    grown = [(cache[0, :, :n], cache[1, :, :n]) for n in range(1, num_calls + 1)]  # as a decoding step finds its cache
+    short = [t[:, : 1 + i % SHAPE[1]] for i, t in enumerate(pools[0])]
     prepared = bundle.prepare(q, k, v, out, lse=lse)
     prepared(0)
     bound: Any = prepared._bound
@@ -106,7 +110,10 @@ def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
         "flash_attn_func, out and lse made": lambda i: flash(q, k, v, return_lse=True),
         "torch.ops.fmha_gen.fwd, addresses seen before": lambda i: op(q, k, v, out, lse),
         "scaled_dot_product_attention of fmha_gen": lambda i: interop.scaled_dot_product_attention(qt, kt, vt),
-        "prepare in full": lambda i: bundle.prepare(q, k, v, out, lse=lse),
+        "attention, a seqlen_k that is new": lambda i: bundle.attention(q, *grown[i], out, lse=lse),
+        "prepare": lambda i: bundle.prepare(q, k, v, out, lse=lse),
+        "prepare, a seqlen_k that is new": lambda i: bundle.prepare(q, *grown[i], out, lse=lse),
+        "prepare, all lengths and addresses new": lambda i: bundle.prepare(short[i], *grown[i], short[i]),
     }
     return found | peers(q, k, v)
 

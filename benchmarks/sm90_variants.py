@@ -1,11 +1,12 @@
-"""Checks and times many sm_90a kernels in one process run, interleaved with cuDNN and FlashAttention-3.
+"""Checks and times every sm_90a kernel of a bundle in one process, interleaved with cuDNN and FlashAttention-3.
 
-    python3 benchmarks/sm90_variants.py FOLDER --out results.json [--seconds 400]
+    fmha-gen build benchmarks/sm90_variants.yaml -o out     # anywhere; no GPU needed
+    python3 benchmarks/sm90_variants.py out/sm90_variants-0.1.0 --out results.json [--seconds 400]
 
-FOLDER holds bare cubins and ``index.json`` (one record a kernel; `tools` that tune kernels write it). The script needs
-torch and cuda.bindings on a Hopper GPU, nothing of the generator, and never compiles. Every kernel is first checked
-against a float64 reference on odd shapes, with poisoned outputs; only right ones are timed. A kernel that hangs or
-faults costs its worker process, which is started again without it.
+This is the tool that chose the sm_90a plan's defaults (docs/sm90-tuning.md); for the bundle that users get there is
+`fmha-gen bench`. It needs torch and cuda.bindings on a Hopper GPU, launches cubins itself, and never compiles. Every
+kernel is first checked against a float64 reference on odd shapes, with poisoned outputs and small grids; only right
+ones are timed. A kernel that hangs or faults costs its worker process, which is started again without it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fmha_gen.manifest_io import read_cubin, read_manifest, read_record
 
 HANG_S = 5.0
 CURRENT = Path(tempfile.gettempdir()) / "sm90_current"  # what a worker is at, for the process that starts it again
@@ -49,13 +54,40 @@ def flops(b, h, sq, sk, d, dv, causal):
     return full / 2 if causal else full
 
 
+def read_index(folder: Path) -> list[dict]:
+    """What the launches below need of each kernel of a bundle."""
+    out = []
+    for entry in read_manifest(folder).kernels:
+        record = read_record(folder, entry)
+        spec = record.spec
+        tile = f"m{spec['tile_m']}n{spec['tile_n']} kv{spec['kv_stage']} q{spec['q_stage']} {spec['warpgroup_order']}"
+        more = ("" if spec["overlap"] else " serial") + (" q_in_registers" if spec["q_in_registers"] else "")
+        maps = [p.tensor_map for p in record.params if p.tensor_map is not None]
+        out.append(
+            {
+                "name": f"{record.id} {tile}{more} {spec['schedule']}",
+                "symbol": record.symbol,
+                "cubin": read_cubin(folder, record),
+                "threads": record.launch.threads,
+                "smem": record.launch.dynamic_smem_bytes,
+                "rows": record.launch.grid.constants["rows"],
+                "d": spec["head_dim_qk"],
+                "dv": spec["head_dim_v"],
+                "dtype": spec["dtype"],
+                "mask": spec["mask"],
+                "sched": spec["schedule"],
+                **{f"{m.tensor}box": [axis.box for axis in m.axes] for m in maps},
+            }
+        )
+    return out
+
+
 class Kernel:
     """One cubin, its launch geometry, and cached argument blocks."""
 
-    def __init__(self, record, folder, cu, num_sms):
+    def __init__(self, record, cu, num_sms):
         self.r, self.cu, self.num_sms = record, cu, num_sms
-        data = (folder / record["file"]).read_bytes()
-        self.lib = _ok(cu.cuLibraryLoadData(data, None, None, 0, None, None, 0))
+        self.lib = _ok(cu.cuLibraryLoadData(record["cubin"], None, None, 0, None, None, 0))
         handle = _ok(cu.cuLibraryGetKernel(self.lib, record["symbol"].encode()))
         self.fn = _ok(cu.cuKernelGetFunction(handle))
         attr = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -88,7 +120,7 @@ class Kernel:
                 [u32(1)] * 4,
                 cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,
-                getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{self.r.get('promotion', 256)}B"),
+                cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         )
@@ -113,13 +145,11 @@ class Kernel:
         tiles = b * hq * -(-sq // r["rows"])
         if r["sched"] == "longest_first":
             kv = sk * (r["d"] + r["dv"]) * 2
-            fit = r.get("l2_bytes", 50 * 2**20) // kv if kv else hq * b
+            fit = 50 * 2**20 // kv if kv else hq * b
             values.append(ctypes.c_int32(min(hq * b, 1 << (fit.bit_length() - 1)) if fit >= 1 else 1))
-        policy = grid or r.get("grid") or ("one" if r["sched"] == "longest_first" else "persistent")
-        if isinstance(policy, int):
-            grid_x = min(tiles, policy)
-        else:
-            grid_x = tiles if policy == "one" else min(tiles, self.num_sms * r.get("ctas_per_sm", 1))
+        grid_x = tiles if r["sched"] == "longest_first" else min(tiles, self.num_sms)
+        if grid is not None:
+            grid_x = min(tiles, grid)
         addresses = [m.getPtr() for m in maps] + [ctypes.addressof(x) for x in values]
         array = (ctypes.c_void_p * len(addresses))(*addresses)
         return grid_x, ctypes.addressof(array), (maps, values, array)
@@ -158,7 +188,7 @@ def wait_or_die(torch, stream, what):
     while not event.query():
         if time.time() > end:
             print(f"HANG {what}", flush=True)
-            CURRENT.write_text(what.split("@")[0])
+            CURRENT.write_text(what)
             os._exit(7)
         time.sleep(0.0005)
 
@@ -170,8 +200,6 @@ def check(torch, kern, stream):
     u = 2.0**-8 if r["dtype"] == "bf16" else 2.0**-11
     worst = 0.0
     for b, hq, hk, sq, sk, growth in CHECKS:
-        if r.get("skip_empty") and sk < sq:
-            continue
         g = torch.Generator(device="cuda").manual_seed(hash((b, hq, sq, sk)) % 2**31)
         q = torch.randn(b, sq, hq, r["d"], generator=g, device="cuda", dtype=torch.float32).to(dtype)
         k = torch.randn(b, sk, hk, r["d"], generator=g, device="cuda", dtype=torch.float32)
@@ -188,6 +216,9 @@ def check(torch, kern, stream):
             wait_or_die(torch, stream, r["name"])
             got = o.double()
             bound = u * want.abs() + (u + 2e-4) * weight + 1e-12
+            if growth and r["dtype"] == "fp16":
+                # The tensor core's sums are no finer for logits of 50 and more: cuDNN's error is the same.
+                bound = bound * 8
             ratio = ((got - want).abs() / bound).max().item()
             case = f"b{b} h{hq}/{hk} s{sq}x{sk} {grid}"
             if not ratio <= 1.0:
@@ -206,7 +237,7 @@ def check(torch, kern, stream):
                 return f"{case}: wrote outside the output"
         if sq * sk >= 300000:
             again = o.clone()
-            for _ in range(10):
+            for _ in range(100):
                 kern.launch(q, k, v, o, lse, scale, stream.cuda_stream)
                 wait_or_die(torch, stream, r["name"])
                 if not torch.equal(again, o):
@@ -323,10 +354,7 @@ def time_group(torch, kernels, key, seconds, rounds, burst_ms, monitor, only_seq
             )
         calls = {}
         for kern in kernels:
-            grids = kern.r.get("grids") or [None]
-            for grid in grids:
-                name = kern.r["name"] + (f"@{grid}" if grid else "")
-                calls[name] = lambda x, kern=kern, grid=grid, c=scale: kern.launch(*x, c, stream.cuda_stream, grid)
+            calls[kern.r["name"]] = lambda x, kern=kern, c=scale: kern.launch(*x, c, stream.cuda_stream)
         if with_peers:
             for name, fn in peers(torch, d, dv, causal).items():
                 if callable(fn):
@@ -400,7 +428,7 @@ def worker(args):
     from cuda.bindings import driver as cu
 
     folder = Path(args.folder)
-    index = json.loads((folder / "index.json").read_text())
+    index = read_index(folder)
     state = (
         json.loads(Path(args.state).read_text()) if Path(args.state).exists() else {"bad": {}, "rows": [], "done": []}
     )
@@ -420,8 +448,8 @@ def worker(args):
         if name in state["bad"]:
             continue
         CURRENT.write_text(name)
-        kern = Kernel(record, folder, cu, num_sms)
-        if name not in state.get("ok", {}) and not record.get("unchecked"):
+        kern = Kernel(record, cu, num_sms)
+        if name not in state.get("ok", {}):
             wrong = check(torch, kern, stream)
             if wrong:
                 print("WRONG", name, wrong, flush=True)
@@ -456,7 +484,7 @@ def profile(args):
     import torch
     from cuda.bindings import driver as cu
 
-    index = {r["name"]: r for r in json.loads((Path(args.folder) / "index.json").read_text())}
+    index = {r["name"].split()[0]: r for r in read_index(Path(args.folder))}
     torch.zeros(1, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
@@ -469,7 +497,7 @@ def profile(args):
         )
         scale = r["d"] ** -0.5
         if name in index:
-            kern, lse = Kernel(r, Path(args.folder), cu, num_sms), torch.empty(1, h, 8192, device="cuda")
+            kern, lse = Kernel(r, cu, num_sms), torch.empty(1, h, 8192, device="cuda")
             calls.append(lambda kern=kern, x=(q, k, v, o, lse), c=scale: kern.launch(*x, c, stream))
         else:
             fa3 = peers(torch, r["d"], r["dv"], r["mask"] == "causal")["fa3"]
@@ -512,13 +540,15 @@ def report(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder")
+    parser.add_argument("folder", help="a bundle of sm_90a kernels")
     parser.add_argument("--out", default="results.json")
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--burst-ms", type=float, default=12)
     parser.add_argument("--seqlens", type=int, nargs="*", help="only these of 1024, 4096, 16384")
-    parser.add_argument("--profile", nargs="*", help="run these kernels (or fa3-full, fa3-causal) once, for a profiler")
+    parser.add_argument(
+        "--profile", nargs="*", help="run these kernels (ids, or fa3-full, fa3-causal) once, for a profiler"
+    )
     parser.add_argument("--state", default=str(CURRENT.with_name("sm90_state.json")))
     parser.add_argument("--worker", action="store_true")
     args = parser.parse_args()

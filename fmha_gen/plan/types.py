@@ -226,7 +226,7 @@ class Wgmma:
 
     consumers: warpgroups, 64 query rows each. overlap: softmax of a block runs under the PV product of the one before,
     else after its own QK and before its own PV. order: whose turn it is to issue products (``gemm``), to compute
-    exponentials (``exp``), or nobody's (``off``). q_in_registers: Q is read from shared memory once a tile.
+    exponentials (``exp``), or nobody's (``none``). q_in_registers: Q is read from shared memory once a tile.
     """
 
     consumers: int

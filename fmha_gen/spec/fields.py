@@ -153,9 +153,9 @@ FIELDS: dict[str, Field] = {
         ),
         Field(
             "warpgroup_order",
-            "sm_90a: consumer warpgroups take turns to issue products (gemm) or exponentials (exp), or not (off)",
+            "sm_90a: consumer warpgroups take turns to issue products (gemm) or exponentials (exp), or not (none)",
             _plain("warpgroup_order"),
-            leaf=Leaf("name", choices=("off", "gemm", "exp")),
+            leaf=Leaf("name", choices=("none", "gemm", "exp")),
             auto=True,
         ),
         Field(

@@ -40,7 +40,7 @@ class KernelSpec:
     schedule: ``static_persistent``, ``longest_first`` or, on sm_90a, ``paired``.
     exp2_emulation: how many of a row's `tile_n` exponentials in a block run on the FMA pipe, an even number.
     warpgroup_order, overlap, q_in_registers: sm_90a only, and None elsewhere. Whose turn it is, among the consumer
-        warpgroups, to issue products (``gemm``) or to compute exponentials (``exp``), or nobody's (``off``); whether
+        warpgroups, to issue products (``gemm``) or to compute exponentials (``exp``), or nobody's (``none``); whether
         softmax of a block runs under the PV product of the one before; whether Q is kept in registers.
     rescale_threshold: growth of the row maximum, in log2 units, below which O is not rescaled.
     lse: the kernel can write the log-sum-exp (a launch may still pass a null pointer).

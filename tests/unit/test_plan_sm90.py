@@ -104,7 +104,7 @@ def test_a_wrong_arrive_count_is_found(name, off, head_dim_qk):
         ({"tile_m": 64}, r"s.yaml:7: tile.m=64: .*use 128 or 192"),
         ({"tile_n": 136}, r"tile.n=136: .*multiple of 16"),
         ({"kv_stage": 1}, r"kv_stage=1: .*use kv_stage >= 2"),
-        ({"warpgroup_order": "both"}, "use one of off, gemm, exp"),
+        ({"warpgroup_order": "both"}, "use one of none, gemm, exp"),
         ({"exp2_emulation": 16}, "use exp2_emulation: 0"),
         ({"num_ctas": 2}, "use num_ctas: 1"),
         ({"head_dim_qk": 80, "head_dim_v": 80}, r"\(80, 80\).*no sm_90a template"),

@@ -12,12 +12,12 @@ from ...errors import PlanError
 from ...spec import KernelSpec, Registers
 
 GROUP_ROWS = 64  # rows of one wgmma, and of one consumer warpgroup
-ORDERS = ("off", "gemm", "exp")
+ORDERS = ("none", "gemm", "exp")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Tiles and policy of one shape. registers: of a consumer thread and of a load warp's thread."""
+    """Tiles and policy of one shape; the fields are those of `KernelSpec`."""
 
     tile_m: int
     tile_n: int
@@ -25,14 +25,15 @@ class Choice:
     overlap: bool = True
     q_in_registers: bool = False
     q_stage: int = 1
+    kv_stage: int = 2
 
 
 CHOICES: dict[tuple[int, int, str], Choice] = {
-    (64, 64, "full"): Choice(128, 128, "off"),
-    (64, 64, "causal"): Choice(128, 128, "off"),
-    (96, 96, "full"): Choice(192, 112, "off"),
+    (64, 64, "full"): Choice(128, 128, "none", q_stage=2, kv_stage=3),
+    (64, 64, "causal"): Choice(128, 128, "none", q_stage=2, kv_stage=3),
+    (96, 96, "full"): Choice(128, 128, "none"),
     (96, 96, "causal"): Choice(128, 128),
-    (128, 128, "full"): Choice(128, 128, "off", q_stage=2),
+    (128, 128, "full"): Choice(128, 128, q_stage=2),
     (128, 128, "causal"): Choice(128, 128, q_stage=2),
     (192, 128, "full"): Choice(128, 112),
     (192, 128, "causal"): Choice(128, 128),
@@ -59,7 +60,7 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
     best = choice_of(spec, where)
     measured = "fastest of the variants measured on an H200; docs/sm90-tuning.md"
     if spec.tile_n is not None or spec.tile_m is not None or spec.kv_stage is not None:
-        best = replace(best, q_stage=1)  # two Q tiles may not fit beside other blocks
+        best = replace(best, q_stage=1, kv_stage=2)  # more may not fit beside other blocks
     tile_m = spec.tile_m or best.tile_m
     consumers = max(tile_m // GROUP_ROWS, 1)
     regs = SPLITS.get(consumers, SPLITS[3])
@@ -68,7 +69,7 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
         "tile_m": (best.tile_m, measured),
         "tile_n": (best.tile_n, measured),
         "q_stage": (best.q_stage, measured),
-        "kv_stage": (2, "one block in use and one on its way, for K and for V"),
+        "kv_stage": (best.kv_stage, f"one block in use and {best.kv_stage - 1} on its way, for K and for V"),
         "warpgroup_order": (best.warpgroup_order, measured),
         "overlap": (best.overlap, measured),
         "q_in_registers": (best.q_in_registers, measured),

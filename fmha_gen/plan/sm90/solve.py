@@ -225,7 +225,7 @@ def _named_barriers(spec: KernelSpec, consumers: int, o_aliases_q: bool) -> tupl
     """Ids from 1: one a consumer warpgroup for its turn, and one for having read Q where O overwrites it."""
     roles = tuple(f"consumer{i}" for i in range(consumers))
     out: list[NamedBarrier] = []
-    if spec.warpgroup_order != "off":
+    if spec.warpgroup_order != "none":
         note = f"the warpgroup's turn ({spec.warpgroup_order}): the one before arrives, it syncs"
         out.append(NamedBarrier("turn", 1, consumers, 256, roles, note))
     if o_aliases_q:

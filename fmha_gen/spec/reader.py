@@ -26,6 +26,7 @@ from .problems import Problems, listing, nearest, show
 from .values import Choice, alternatives
 
 MAX_VARIANTS = 4096
+PATTERN_KEYS = ("arch", *FIELDS)  # of an item of include or exclude
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
 VERSION_PATTERN = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.dev|\.post)[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?")
 
@@ -71,7 +72,7 @@ def read_text(text: str, where: str) -> SpecFile:
 
 
 def _check_edition(root: Map, problems: Problems) -> None:
-    """An unknown edition ends the reading: nothing else in the file can be judged."""
+    """An unknown edition is one problem among others: the rest of the file is held to the newest edition known here."""
     node = root.get("edition")
     known = listing(EDITIONS)
     if node is None:
@@ -82,7 +83,6 @@ def _check_edition(root: Map, problems: Problems) -> None:
     what = f"{node.text!r}" if isinstance(node, Scalar) else "not a number"
     fix = f"write 'edition: {EDITIONS[-1]}' and check the spec against docs/spec.md, or install a newer fmha-gen"
     problems.add(node.line, "edition", f"{what} is unknown", f"this fmha-gen reads {known}", fix)
-    problems.raise_if_any()
 
 
 def _check_keys(node: Map, known: tuple[str, ...], path: str, problems: Problems) -> None:
@@ -95,12 +95,11 @@ def _check_keys(node: Map, known: tuple[str, ...], path: str, problems: Problems
 
 def _explain_key(key: str, known: tuple[str, ...]) -> tuple[str, str]:
     """What is wrong with a key that does not belong here, and what to write."""
-    in_entry = known is ENTRY_KEYS
+    in_entry = known in (ENTRY_KEYS, PATTERN_KEYS)
     if key in LAUNCH_VALUES:
-        subject = LAUNCH_VALUES[key]
-        flag = LAUNCH_FLAGS.get(subject)
-        fix = f"remove it; '{flag}' makes a kernel that takes it" if flag else "remove it and pass it to the launch"
-        return f"{subject} chosen at launch, never part of a spec", fix
+        return f"{LAUNCH_VALUES[key]} chosen at launch, never part of a spec", _launch_fix(LAUNCH_VALUES[key])
+    if key == "archs" and known is PATTERN_KEYS:
+        return "unknown key", "write arch"
     if key in RENAMED and (in_entry or known is FILE_KEYS):
         return "unknown key", f"write {RENAMED[key]}"
     for keys, place in ((ENTRY_KEYS, "an entry of kernels"), (FILE_KEYS, "the top of the file")):
@@ -109,6 +108,17 @@ def _explain_key(key: str, known: tuple[str, ...]) -> tuple[str, str]:
     if key in BUNDLE_KEYS:
         return "misplaced key", "move it to bundle: {name: ..., version: ...}"
     return "unknown key", nearest(key, known) or f"keys here are {', '.join(known)}"
+
+
+def _launch_fix(subject: str) -> str:
+    """What to do about a launch value in a spec; a flag is named only where a spec may set it."""
+    flag = LAUNCH_FLAGS.get(subject)
+    if flag is None:
+        return "remove it and pass it to the launch"
+    name, value = flag.split(": ")
+    if any(value in b.masks if name == "mask" else name in b.features for b in BUILT.values()):
+        return f"remove it; '{flag}' makes a kernel that takes it"
+    return f"remove it; kernels that take it ({flag}) are not built yet"
 
 
 def _read_bundle(root: Map, problems: Problems) -> BundleHeader | None:
@@ -220,10 +230,11 @@ class _Entry:
         """
         _check_keys(self.node, ENTRY_KEYS, self.path, self.problems)
         family = self._family()
+        if family is None:
+            self.broken.add("family")
+            family = FAMILIES[0]
         axes = self._axes()
         filters = {kind: self._filters(kind) for kind in ("include", "exclude")}
-        if family is None:
-            return []
         count = math.prod(len(a) for a in axes) * len(archs)
         if count > MAX_VARIANTS:
             what = f"{' x '.join(str(len(a)) for a in axes if len(a) > 1)} x {len(archs)} archs = {count} variants"
@@ -274,7 +285,7 @@ class _Entry:
                     self.problems.add(self.node.line, path, "missing", field.doc)
             else:
                 continue
-            if len(self.problems) > before:
+            if len(self.problems) > before or (node is not None and _has_bad(node)):
                 self.broken.add(name)
             if not choices and field.required:
                 self.broken.add(name)
@@ -295,7 +306,7 @@ class _Entry:
         for i, item in enumerate(node.items):
             here = f"{path}[{i}]"
             if not isinstance(item, Map) or not item.pairs:
-                self.problems.add(item.line, here, "a mapping of fields is needed", "its keys are an entry's fields")
+                self.problems.add(item.line, here, "a mapping of fields is needed", f"its keys are {listing(PATTERN_KEYS)}")
                 continue
             out.append((here, item.line, self._patterns(item, here)))
         return out
@@ -311,7 +322,7 @@ class _Entry:
             elif key in FIELDS:
                 axes.append(alternatives(FIELDS[key], value, here, self.problems))
             else:
-                what, fix = _explain_key(key, ENTRY_KEYS)
+                what, fix = _explain_key(key, PATTERN_KEYS)
                 self.problems.add(line, here, what, fix=fix)
                 axes.append([])
         return [dict(p for c in combo for p in c.values) for combo in itertools.product(*axes)]
@@ -347,6 +358,13 @@ class _Entry:
 
     def _line(self, name: str) -> int:
         return self.lines.get(name.partition(".")[0], self.node.line)
+
+
+def _has_bad(node: Node) -> bool:
+    """Whether a scalar in `node` could not be read, which was reported when the file was parsed."""
+    if isinstance(node, Scalar):
+        return node.bad
+    return any(_has_bad(n) for n in (node.items if isinstance(node, Seq) else (value for _, value in node.pairs)))
 
 
 def _matches(spec: KernelSpec, pattern: dict[str, Any]) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 
 import pytest
 
 from fmha_gen.errors import SpecError
 from fmha_gen.spec import read_specs, read_text
+from fmha_gen.spec.built import BUILT
 
 HEADER = "edition: 2026\nbundle: {name: t, version: 1.0.0}\nkernels:\n"
 ENTRY = HEADER + "  - family: fmha_fwd\n    dtype: bf16\n    head_dim: 128\n    mask: full\n"
@@ -147,10 +149,29 @@ def test_bundle_names_are_safe_as_folder_and_distribution_names(name):
 
 
 @pytest.mark.parametrize("edition", ["2025", "2027", "'2026'", "2026.0x", "[2026]", "latest"])
-def test_an_unknown_edition_is_the_only_problem_reported(edition):
-    found = problems(f"edition: {edition}\nwhatever: 1\n")
-    assert len(found) == 1
-    assert "edition" in found[0] and "this fmha-gen reads 2026" in found[0] and "install a newer fmha-gen" in found[0]
+def test_an_unknown_edition_does_not_hide_the_other_problems(edition):
+    found = problems(ENTRY.replace("edition: 2026", f"edition: {edition}") + "    qstage: 2\nwhatever: 1\n")
+    assert [p.split(": ")[1] for p in found] == ["edition", "kernels[0].qstage", "whatever"]
+    assert "this fmha-gen reads 2026" in found[0] and "install a newer fmha-gen" in found[0]
+
+
+def test_a_yaml_1_1_word_does_not_hide_the_other_problems():
+    text = ENTRY.replace("family: fmha_fwd", "family: no").replace("head_dim: 128", "head_dim: 80")
+    found = problems(text + "    lse: yes\n    split_kv: true\n    exclude: [{q_stage: 3}]\n")
+    assert [int(p.split(":")[1]) for p in found] == [4, 6, 8, 9, 10]
+    assert "family: no is false in YAML 1.1" in found[0] and "head_dim: 80: not supported" in found[1]
+    assert "lse: yes is true in YAML 1.1" in found[2] and "split_kv: true: not built yet" in found[3]
+
+
+def test_an_unknown_family_does_not_hide_the_other_problems():
+    found = problems(ENTRY.replace("family: fmha_fwd", "family: fmha_bwd").replace("head_dim: 128", "head_dim: 80"))
+    assert len(found) == 2 and "'fmha_bwd' is no known family" in found[0] and "head_dim: 80" in found[1]
+
+
+def test_a_word_that_cannot_be_read_makes_no_contradiction():
+    """Whether it meant true is not known: no second problem blames another field for it."""
+    (found,) = [p for p in entry_problems("paged_kv: yes", "page_size: 64") if "page_size" in p or "paged_kv" in p]
+    assert "paged_kv: yes is true in YAML 1.1" in found
 
 
 def test_a_missing_edition_is_reported_with_the_rest():
@@ -166,11 +187,15 @@ def test_launch_values_are_refused_by_name(key):
     assert f"s.yaml:8: {key}: " in found and "chosen at launch" in found
 
 
-def test_launch_values_with_a_flag_name_the_flag():
+def test_launch_values_with_a_flag_name_it_only_where_it_is_built(monkeypatch):
     (found,) = entry_problems("window_left: 128")
-    assert "'mask: window' makes a kernel that takes it" in found
+    assert found.endswith("remove it; kernels that take it (mask: window) are not built yet")
     (found,) = entry_problems("num_splits: 0")
-    assert "'split_kv: true' makes a kernel that takes it" in found
+    assert found.endswith("remove it; kernels that take it (split_kv: true) are not built yet")
+    key = ("fmha_fwd", "sm_100a")
+    monkeypatch.setitem(BUILT, key, dataclasses.replace(BUILT[key], features=("split_kv",)))
+    (found,) = entry_problems("num_splits: 0")
+    assert found.endswith("remove it; 'split_kv: true' makes a kernel that takes it")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +282,13 @@ def test_filters_that_match_nothing_or_everything():
     assert "include and exclude leave no variant" in found
     (found,) = entry_problems("exclude: [{maks: full}]")
     assert "kernels[0].exclude[0].maks: unknown key; did you mean 'mask'?" in found
+    (found,) = entry_problems("exclude: [{archs: 100a}]")
+    assert "kernels[0].exclude[0].archs: unknown key; write arch" in found
+    (found,) = entry_problems("include: [{qwertz: 1}]")
+    keys = found.split("keys here are ")[1].split(", ")
+    assert "arch" in keys and "mask" in keys and not {"include", "exclude", "family"} & set(keys)
+    (found,) = entry_problems("include: [{family: fmha_fwd}]")
+    assert found.endswith("misplaced key; move it to an entry of kernels")
     (found,) = entry_problems("exclude: {mask: full}")
     assert "a list of mappings is needed" in found
 

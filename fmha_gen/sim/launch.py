@@ -214,5 +214,6 @@ def _add_warps(machine: Machine, cta: Cta, specials: dict[str, Special]) -> None
         }
         w.set_header(machine.params.data.ctypes.data, cta.rank << 24, specials | mine)
         w.num_regs = machine.registers
+        w.stall = machine.rng.choice((0.0, 0.0, 0.0, 0.0, 0.03, 0.3))
         cta.warps.append(w)
         cta.live += 1

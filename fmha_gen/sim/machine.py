@@ -1,7 +1,8 @@
 """The machine: CTAs and clusters of warps under a seeded scheduler, with asynchronous units and reports.
 
-One tick is one warp instruction. A seed draws the scheduling quantum, the mean delay of every asynchronous unit and the
-chance that a successful try_wait reports failure. Every seed must give the same results for a correct kernel.
+One tick is one warp instruction. A seed draws the scheduling quantum, the mean delay of every asynchronous unit, the
+chance that a successful try_wait reports failure, and warps that are often taken away for a while. Every seed must give
+the same results for a correct kernel.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .warp import Wait, Warp
 
 POOL_REGISTERS = 65536
 MAX_SMEM_BYTES = 233472  # 228 KiB: 227 KiB for the CTA and 1 KiB that the system keeps
+MAX_STALL = 4000  # ticks for which a warp is taken away
 STALL_TICKS = 5_000_000  # so long without an event, a wake-up or an arrival is a livelock
 BLOCKED = object()  # a machine operation returns this to be run again after the warp is woken
 SLEEP = object()  # ... and this when it is finished but the warp must sleep before the next one
@@ -140,6 +142,14 @@ class Machine(Reporter):
         heapq.heappush(self.events, (self.now + delay, self.sequence, event))
         self.sequence += 1
 
+    def suspend(self, w: Warp) -> None:
+        """Take a runnable warp away for a while, as a busy multiprocessor may."""
+        self.ready.remove(w)
+        heapq.heappush(
+            self.events, (self.now + int(self.rng.random() * MAX_STALL), self.sequence, lambda: self.ready.append(w))
+        )
+        self.sequence += 1
+
     def wake(self, warps: list[Warp]) -> None:
         self.progress = self.now
         for warp in warps:
@@ -167,8 +177,10 @@ class Machine(Reporter):
                 if cluster.live_warps():
                     self.deadlock(cluster)
                 break
-            k = int(rng.random() * len(self.ready))
-            warp = self.ready[k]
+            warp = self.ready[int(rng.random() * len(self.ready))]
+            if warp.stall and rng.random() < warp.stall:
+                self.suspend(warp)
+                continue
             self.current = warp
             self.run_warp(warp, self.quantum)
             if warp.done or warp.wait is not None:

@@ -88,6 +88,7 @@ class Warp:
         self.taken = [0] * (len(program.steps) + 1)  # branches: times some lane took it
         self.falls = [0] * (len(program.steps) + 1)  # ... and times some lane did not
         self.executed = 0
+        self.stall = 0.0  # chance to be taken away for a while instead of running
         self.done = False
         self.wait: Wait | None = None
         self.instr: Instr = program.kernel.instrs[0]

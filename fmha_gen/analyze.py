@@ -120,6 +120,8 @@ def _analyze_bundle(root: Path, only: str | None) -> list[Analysis]:
     entries = [e for e in manifest.kernels if only is None or id_matches(e.id, only)]
     if not entries:
         held = ", ".join(e.id for e in manifest.kernels) or "nothing"
+        if only is None:
+            raise SelectionError(f"{root}: the bundle holds no kernel; there is nothing to analyze")
         raise SelectionError(f"{root}: --only {only} matches no kernel; it holds {held}")
     found = []
     for entry in entries:

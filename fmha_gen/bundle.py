@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import os
@@ -82,21 +83,24 @@ def write_bundle(
     """Write or update the bundle in folder `root`.
 
     Files that are there with the right bytes are left alone, damaged ones are replaced. Every cubin is checked against
-    its record first. Raises BundleError for a contradiction, two kernels with one id, or a folder that holds something
-    else.
+    its record first. Raises BundleError for a contradiction, two kernels with one id, a folder that holds something
+    else, or one that cannot be written.
     """
-    _check_target(root)
+    check_target(root)
     _check_kernels(kernels)
-    root.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with _locked(root):
-        before = _previous(root)
-        files: dict[str, bytes] = {}
-        entries = tuple(_add_kernel(files, k) for k in sorted(kernels, key=lambda k: k.record.id))
-        manifest = Manifest(name, version, generator, toolchain, min_driver, entries)
-        written = sum(write_file(root / path, data) for path, data in sorted(files.items()))
-        if write_file(root / MANIFEST_NAME, manifest_text(manifest).encode()):
-            written += 1
-        removed = _remove_others(root, set(files) | before)
+    files: dict[str, bytes] = {}
+    entries = tuple(_add_kernel(files, k) for k in sorted(kernels, key=lambda k: k.record.id))
+    manifest = Manifest(name, version, generator, toolchain, min_driver, entries)
+    try:
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with _locked(root):
+            before = _previous(root)
+            written = sum(write_file(root / path, data) for path, data in sorted(files.items()))
+            if write_file(root / MANIFEST_NAME, manifest_text(manifest).encode()):
+                written += 1
+            removed = _remove_others(root, set(files) | before)
+    except OSError as e:
+        raise _not_writable(root, e) from None
     return Written(root, manifest, written, removed)
 
 
@@ -119,37 +123,55 @@ def check_bundle(root: str | os.PathLike[str]) -> CheckedBundle:
 
 
 def write_file(path: Path, data: bytes) -> bool:
-    """Make `path` hold `data`, atomically and durably; False if it already did (then it is not touched)."""
+    """Make `path` hold `data`, atomically and durably; False if it already did (then it is not touched).
+
+    Raises OSError naming `path` or the folder that cannot be made.
+    """
     with contextlib.suppress(OSError):
         if not path.is_symlink() and path.read_bytes() == data and not path.stat().st_mode & 0o022:
             return False
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         with os.fdopen(fd, "wb") as f:
             f.write(data)
             f.flush()
             os.fsync(fd)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as e:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(e, OSError):
+            raise OSError(e.errno, e.strerror, str(path)) from e
         raise
     return True
 
 
-def _check_target(root: Path) -> None:
-    """A folder that exists must be empty or a bundle: its unreferenced files will be removed."""
-    if root.exists() and not root.is_dir():
-        raise BundleError(f"{root}: is a file, a bundle is a folder; choose another output folder")
-    if root.is_dir():
-        strange = sorted(p.name for p in root.iterdir() if p.name not in (*FOLDERS, MANIFEST_NAME, "proof.json"))
-        strange = [n for n in strange if not n.endswith(".tmp")]
-        if strange:
-            raise BundleError(
-                f"{root}: holds {strange[0]!r}, which is no part of a bundle; choose another output folder"
-            )
+def check_target(root: Path) -> None:
+    """Raise BundleError, before any work, unless a bundle can be written to `root`.
+
+    A folder that exists must be empty or a bundle: its unreferenced files will be removed.
+    """
+    try:
+        if root.exists() and not root.is_dir():
+            raise BundleError(f"{root}: is a file, a bundle is a folder; choose another output folder")
+        strange = sorted(p.name for p in root.iterdir()) if root.exists() else []
+    except OSError as e:
+        raise _not_writable(root, e) from None
+    strange = [n for n in strange if n not in (*FOLDERS, MANIFEST_NAME, "proof.json") and not n.endswith(".tmp")]
+    if strange:
+        raise BundleError(f"{root}: holds {strange[0]!r}, which is no part of a bundle; choose another output folder")
+    there = next(p for p in (root, *root.absolute().parents) if p.exists())
+    code = errno.ENOTDIR if not there.is_dir() else 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
+    if code:
+        raise _not_writable(root, OSError(code, os.strerror(code), str(there)))
+
+
+def _not_writable(root: Path, e: OSError) -> BundleError:
+    what = e.strerror or str(e)
+    where = f": {e.filename}" if e.filename and str(e.filename) != str(root) else ""
+    return BundleError(f"{root}: cannot be written ({what}{where}); choose another output folder, or free some space")
 
 
 def _check_kernels(kernels: Sequence[KernelFiles]) -> None:

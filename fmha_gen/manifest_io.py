@@ -182,10 +182,11 @@ def _read_regular(folder: Path, path: str, where: str, size_bytes: int | None = 
         raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None
     except OSError as e:
         raise BundleError(f"{where}: cannot be read ({e.strerror}); check its permissions") from None
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):  # looked at first: a folder cannot be wrapped in a file object
+        os.close(fd)
+        raise BundleError(f"{where}: not a regular file; {_REBUILD}")
     with os.fdopen(fd, "rb") as f:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise BundleError(f"{where}: not a regular file; {_REBUILD}")
         _refuse_world_writable(info, where)
         if size_bytes is not None and info.st_size != size_bytes:
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")

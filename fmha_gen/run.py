@@ -6,6 +6,7 @@ Inputs ``q k v`` are float arrays (batch, seqlen, num_heads, head_dim), rounded 
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -100,6 +101,7 @@ def run_npz(bundle: str | os.PathLike[str], input: str, output: str, options: Ru
     Raises ProblemError for the files' contents, SelectionError when no kernel serves it, DriverError, SimError.
     """
     arrays = read_npz(input)
+    check_output(output)
     result = run_arrays(bundle, arrays, options)
     write_npz(output, {"out": result.out, "lse": result.lse})
     return result
@@ -294,7 +296,21 @@ def write_npz(path: str, arrays: dict[str, Array]) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as e:
-        raise ProblemError(f"{path}: cannot be written ({e.strerror}); choose a folder that exists") from None
+        raise _not_writable(path, e) from None
+
+
+def check_output(path: str) -> None:
+    """Raise ProblemError, before the work, when no file can be written to `path`."""
+    target = Path(path)
+    code = errno.EISDIR if target.is_dir() else 0 if target.parent.is_dir() else errno.ENOENT
+    if not code and not os.access(target.parent, os.W_OK | os.X_OK):
+        code = errno.EACCES
+    if code:
+        raise _not_writable(path, OSError(code, os.strerror(code)))
+
+
+def _not_writable(path: str, e: OSError) -> ProblemError:
+    return ProblemError(f"{path}: cannot be written ({e.strerror}); choose a file in a folder that exists")
 
 
 __all__ = ["FmhaGenError", "RunOptions", "RunResult", "run_arrays", "run_npz"]

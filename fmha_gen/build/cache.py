@@ -94,10 +94,11 @@ class BuildCache:
 def _read_own(path: Path) -> bytes:
     """The file's bytes if it is a regular file of this user that nobody else can write; OSError otherwise."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
+        os.close(fd)
+        raise PermissionError(f"{path}: not a private file of this user")
     with os.fdopen(fd, "rb") as f:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
-            raise PermissionError(f"{path}: not a private file of this user")
         return f.read()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..bundle import KernelFiles, write_bundle
+from ..bundle import KernelFiles, check_target, write_bundle
 from ..compiler import DSL_VERSION, MIN_DRIVER, CompiledKernel, CompileJob, code_digest, compile_kernel, kill_running
 from ..compiler.gates import Expected
 from ..compiler.toolchain import python_version
@@ -107,13 +107,15 @@ def build_bundle(
     """Build ``out_dir/<name>-<version>/`` from `specs`.
 
     Raises SpecError (nothing to build, clashing ids), PlanError (every variant that does not fit), ToolchainError,
-    CompileError (every kernel that failed; nothing is written), BundleError (the folder holds something else).
+    CompileError (every kernel that failed; nothing is written), BundleError (the folder holds something else or cannot
+    be written; said before anything is compiled).
     """
     options = options or BuildOptions()
     root = out_dir / f"{header.name}-{header.version}"
     sources = [(plan, render(plan)) for plan in _plan(specs, options.only)]
     if options.dry_run:
         return BuildResult(root, tuple(KernelResult(p.spec.id, p.spec.arch, "planned") for p, _ in sources), 0)
+    check_target(root)
     cache, code = BuildCache(options.cache_dir or default_cache_dir()), code_digest()
     items = [make_item(plan, rendered, code, str(cache.log_dir), options.time_limit_s) for plan, rendered in sources]
     jobs = choose_jobs(options.jobs, len(items))

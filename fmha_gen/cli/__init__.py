@@ -89,6 +89,10 @@ def _run(group: _Group, argv: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as e:  # of the machine, not of the program: a path, a full disk, a limit
+        where = f"{e.filename}: " if e.filename else ""
+        print_error("file", f"{where}{e.strerror or e}; check the path, its permissions and the free space", as_json)
+        return 1
     except Exception as e:
         if as_json:
             print_error("internal", f"{type(e).__name__}: {e}; this is a bug of fmha-gen", as_json=True)

@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-from .output import add_row, bundle_argument, err, json_option, only_option, out, print_json, progress, table
+from .output import (
+    add_row,
+    bundle_argument,
+    err,
+    json_option,
+    only_option,
+    out,
+    output_folder,
+    print_json,
+    progress,
+    table,
+)
 
 
 @click.command("bench")
@@ -51,8 +62,7 @@ def command(
 
     if not no_plot:
         require()
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = output_folder(output)
     options = BenchOptions(
         dtype=dtype,
         head_dims=head_dims or None,

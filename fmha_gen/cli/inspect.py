@@ -44,9 +44,8 @@ def _print_header(checked: CheckedBundle) -> None:
     commit = f", commit {m.generator.commit}" if m.generator.commit else ""
     dirty = " (with local changes)" if m.generator.dirty else ""
     archs = ", ".join(sorted({e.arch for e in m.kernels}))
-    click.echo(
-        f"{m.name} {m.version}: {count(len(m.kernels), 'kernel')} for {archs}, {size} B of cubins; every file checked"
-    )
+    kernels = count(len(m.kernels), "kernel") + (f" for {archs}" if archs else "")
+    click.echo(f"{m.name} {m.version}: {kernels}, {size} B of cubins; every file checked")
     click.echo(f"format {m.format_version[0]}.{m.format_version[1]}; fmha-gen {m.generator.version}{commit}{dirty}")
     t = m.toolchain
     click.echo(f"DSL {t.dsl}, CUDA {t.cuda}, ptxas {t.ptxas}, Python {t.python}; driver {m.min_driver} or newer")

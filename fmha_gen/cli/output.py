@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +49,7 @@ def only_entries(manifest: Manifest, only: str | None) -> tuple[KernelEntry, ...
     from ..runtime.select import matching
 
     found = matching(manifest.kernels, only)
-    if not found:
+    if not found and only is not None:
         held = ", ".join(e.id for e in manifest.kernels) or "nothing"
         raise SelectionError(f"--only {only}: matches no kernel of {manifest.name} {manifest.version}; it holds {held}")
     return found
@@ -77,6 +80,15 @@ def plans_of(specs: Sequence[str], arch: str | None, only: str | None) -> tuple[
     if not found:
         raise SpecError([f"--only {only}: matches no kernel of the spec; it has {', '.join(p.id for p in plans)}"])
     return file, found
+
+
+def output_folder(path: str) -> Path:
+    """The folder `path`, made if needed. Raises OSError, before any work, if it is none or cannot be written."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return folder
 
 
 def print_json(data: Any) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from .output import arch_option, json_option, only_option, plans_of, print_json, spec_argument
+from .output import arch_option, json_option, only_option, output_folder, plans_of, print_json, spec_argument
 
 
 @click.command("render")
@@ -26,12 +24,14 @@ def command(specs: tuple[str, ...], arch: str | None, only: str | None, out_dir:
         raise click.UsageError(
             f"{len(plans)} kernels, and one can be printed; choose with --only, or give -o:\n  {ids}"
         )
+    folder = None if out_dir is None else output_folder(out_dir)
     rendered = [(p.id, render(p)) for p in plans]
     paths = {}
-    if out_dir is not None:
+    if folder is not None:
         for kernel_id, r in rendered:
-            paths[kernel_id] = str(Path(out_dir) / f"{kernel_id}.py")
-            write_file(Path(paths[kernel_id]), r.text.encode())
+            path = folder / f"{kernel_id}.py"
+            write_file(path, r.text.encode())
+            paths[kernel_id] = str(path)
     if as_json:
         print_json(
             {

@@ -7,6 +7,7 @@ fence or a wait missing, fails too. ``proof.json`` records what passed, keyed by
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -91,7 +92,10 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
     entries = matching(manifest.kernels, options.only)
     if not entries:
         held = ", ".join(e.id for e in manifest.kernels) or "nothing"
-        raise SelectionError(f"--only {options.only}: matches no kernel of {manifest.name} {manifest.version}: {held}")
+        bundle_name = f"{manifest.name} {manifest.version}"
+        if options.only is None:
+            raise SelectionError(f"{bundle}: bundle {bundle_name} holds no kernel; there is nothing to verify")
+        raise SelectionError(f"--only {options.only}: matches no kernel of {bundle_name}: {held}")
     target = Path(options.proof) if options.proof else Path(bundle) / PROOF_NAME
     _check_writable(target)
     tasks = [_task(bundle, entry, options) for entry in entries]
@@ -188,6 +192,8 @@ def _finite(x: float) -> float | None:
 
 def _check_writable(target: Path) -> None:
     """Fail before the work, not after it."""
+    if target.is_dir() or not target.name:
+        raise _not_writable(target, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     try:
         probe = target.with_name(f".{target.name}.{os.getpid()}")
         probe.touch()

@@ -137,6 +137,27 @@ def test_swapped_and_missing_cubins_are_named(root: Path):
         check_bundle(root)
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "records", "cubin", "ptx"])
+def test_a_folder_in_place_of_a_file_is_named(root: Path, name: str):
+    path = root / name if name.endswith(".json") else only(root, name)
+    path.unlink()
+    path.mkdir()
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BundleError, match=f"{path.name}: not a regular file; rebuild the bundle"):
+        check_bundle(root)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_disk_that_takes_no_more_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BundleError, match=r"demo: cannot be written \(No space left on device: .*demo/cubin/.*\.cubin\)"):
+        make_bundle(tmp_path / "demo")
+    assert not list((tmp_path / "demo").rglob("*.tmp")) and not (tmp_path / "demo" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
 def test_truncated_manifest_is_refused(root: Path, part: float):
     """A08: the manifest cut to nothing, to half, and just before its end."""

@@ -229,6 +229,77 @@ def test_run_refuses_window_bounds_by_value(bounds):
     assert result.exit_code == 2 and "--window" in result.stderr and "none" in result.stderr
 
 
+@pytest.fixture(params=["a file", "no folder to write"])
+def bad_folder(request, tmp_path, monkeypatch):
+    """An output path that a file is in the way of, or one that the system refuses (root passes every check of modes)."""
+    (tmp_path / "taken").write_text("")
+    if request.param == "a file":
+        return tmp_path / "taken"
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    return tmp_path
+
+
+def plain_error(args: tuple[object, ...], code: str) -> str:
+    """The one-line message of a command that fails, the same as text and as JSON."""
+    error = error_of(run(*args, "--json"))
+    assert error["code"] == code
+    result = run(*args)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert result.stderr == f"error: {error['message']}\n" and result.stderr.count("\n") == 1
+    return error["message"]
+
+
+def test_render_into_what_is_no_folder_is_a_plain_error(bad_folder):
+    message = plain_error(("render", CORE, "--only", "*-bf16-d128-full-q2", "-o", bad_folder), "file")
+    assert str(bad_folder) in message and ("File exists" in message or "Permission denied" in message)
+
+
+def test_bench_into_what_is_no_folder_is_a_plain_error_before_the_work(bad_folder, tmp_path):
+    message = plain_error(("bench", tmp_path / "no bundle", "--no-plot", "-o", bad_folder), "file")
+    assert str(bad_folder) in message
+
+
+def test_build_into_what_is_no_folder_is_a_plain_error_before_the_work(bad_folder, monkeypatch, tmp_path):
+    def compiles(job):
+        raise AssertionError("compiled for a folder that cannot be written")
+
+    monkeypatch.setenv("FMHA_GEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("fmha_gen.build.orchestrate.compile_kernel", compiles)
+    message = plain_error(("build", CORE, "--only", "*-bf16-d128-full-q2", "-o", bad_folder), "bundle")
+    assert f"{bad_folder}/core-0.1.0: cannot be written (" in message and str(bad_folder) in message
+
+
+def test_run_and_verify_into_a_folder_are_plain_errors_before_the_work(tmp_path):
+    import numpy as np
+
+    make_bundle(tmp_path / "b")
+    np.savez(tmp_path / "in.npz", **{name: np.zeros((1, 1, 1, 64), np.float32) for name in "qkv"})
+    for target, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "o.npz", "No such file or directory")):
+        args = ("run", tmp_path / "no bundle", "--input", tmp_path / "in.npz", "--output", target)
+        assert f"{target}: cannot be written ({reason})" in plain_error(args, "problem")
+    for target in (str(tmp_path), "."):
+        message = plain_error(("verify", tmp_path / "b", "--proof", target), "verify")
+        assert message.startswith(f"{target}: cannot be written (Is a directory)")
+
+
+def test_any_error_of_the_system_is_a_plain_one(monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device", "/tmp/x")
+
+    monkeypatch.setattr("fmha_gen.doctor.examine", full)
+    assert plain_error(("doctor",), "file").startswith("/tmp/x: No space left on device; ")
+
+
+def test_a_bundle_without_kernels_is_shown_as_such(tmp_path):
+    make_bundle(tmp_path / "b", [])
+    result = run("inspect", tmp_path / "b")
+    assert result.exit_code == 0 and result.stdout.startswith("demo 1.0.0: 0 kernels, 0 B of cubins;")
+    for command in ("verify", "analyze"):
+        message = plain_error((command, tmp_path / "b"), "no_kernel")
+        assert "holds no kernel; there is nothing to" in message and "--only" not in message
+    assert "--only *x*" in plain_error(("inspect", tmp_path / "b", "--only", "*x*"), "no_kernel")
+
+
 def test_run_names_a_missing_bundle(tmp_path):
     import numpy as np
 

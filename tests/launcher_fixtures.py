@@ -156,8 +156,9 @@ class _Names:
 class FakeCuda:
     """Looks like cuda.bindings.driver with two devices. Records calls as (name, arguments...).
 
-    fail: call name -> Result that it returns. capturing: a stream is being captured into a graph. Contexts are per thread, as the driver's are; primary contexts of
-    device n have handle 0x1000 + n, others are made with `create_context`.
+    fail: call name -> Result that it returns. capturing: a stream is being captured into a graph. Contexts are per
+    thread, as the driver's are; primary contexts of device n have handle 0x1000 + n, others are made with
+    `create_context`.
     """
 
     CUdevice_attribute = CUfunction_attribute = CUpointer_attribute = _Names()

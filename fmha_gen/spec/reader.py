@@ -306,7 +306,9 @@ class _Entry:
         for i, item in enumerate(node.items):
             here = f"{path}[{i}]"
             if not isinstance(item, Map) or not item.pairs:
-                self.problems.add(item.line, here, "a mapping of fields is needed", f"its keys are {listing(PATTERN_KEYS)}")
+                self.problems.add(
+                    item.line, here, "a mapping of fields is needed", f"its keys are {listing(PATTERN_KEYS)}"
+                )
                 continue
             out.append((here, item.line, self._patterns(item, here)))
         return out

@@ -8,7 +8,7 @@ import pytest
 from fmha_gen.reference import reference as numpy_reference
 
 torch = pytest.importorskip("torch", reason="needs torch")
-from tests.device import torch_reference
+from tests.device import torch_reference  # noqa: E402 (it needs torch)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -153,7 +153,9 @@ def test_a_disk_that_takes_no_more_is_named(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BundleError, match=r"demo: cannot be written \(No space left on device: .*demo/cubin/.*\.cubin\)"):
+    with pytest.raises(
+        BundleError, match=r"demo: cannot be written \(No space left on device: .*demo/cubin/.*\.cubin\)"
+    ):
         make_bundle(tmp_path / "demo")
     assert not list((tmp_path / "demo").rglob("*.tmp")) and not (tmp_path / "demo" / "manifest.json").exists()
 

@@ -231,7 +231,7 @@ def test_run_refuses_window_bounds_by_value(bounds):
 
 @pytest.fixture(params=["a file", "no folder to write"])
 def bad_folder(request, tmp_path, monkeypatch):
-    """An output path that a file is in the way of, or one that the system refuses (root passes every check of modes)."""
+    """An output path that a file is in the way of, or one that the system refuses (asked as root, it would not)."""
     (tmp_path / "taken").write_text("")
     if request.param == "a file":
         return tmp_path / "taken"

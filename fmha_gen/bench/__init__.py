@@ -2,7 +2,7 @@
 
 Every contender reads the same memory on the same stream; samples are interleaved, timed by device events, over input
 sets that rotate past the L2; the median counts. A kernel whose numbers differ from a peer's is not timed: it is an
-error. `docs/performance.md` shows what comes out.
+error. `docs/cli.md` says what comes out.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from fmha_gen.resources import checkout_root
 ROOT = checkout_root()
 pytestmark = pytest.mark.skipif(ROOT is None, reason="needs a checkout, not an installed wheel")
 
-TOP = r"(?:fmha_gen|templates|specs|tests|docs|tools|\.ci)"
+TOP = r"(?:fmha_gen|templates|specs|tests|docs|benchmarks|tools|\.ci)"
 NAMED_PATH = re.compile(rf"`({TOP}/[\w./-]*[\w/]|[A-Z]+\.md|Makefile|pyproject\.toml)`")
+PAGE = re.compile(r"(?<![\w/])(?:docs|benchmarks)/[\w./-]+\.(?:md|py|json)\b")
 LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
 # A machine's own places: home folders, work trees and their like. "somebody" and "u" are nobody.
 MACHINE = re.compile(r"(?<![\w.])/(home|root|work|Users|mnt)/(?!somebody\b|u\b)[A-Za-z]")
@@ -47,6 +48,17 @@ def test_every_path_that_the_docs_name_exists():
         for number, line in enumerate(doc.read_text().splitlines(), 1):
             paths = [ROOT / m for m in NAMED_PATH.findall(line)] + [doc.parent / m for m in LINK.findall(line)]
             wrong += [f"{doc.relative_to(ROOT)}:{number}: {p}" for p in paths if not p.exists()]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_page_and_benchmark_that_code_names_exists():
+    assert ROOT is not None
+    wrong = []
+    for path in tracked():
+        if path.suffix in (".py", ".j2", ".yaml", ".toml") or path.name == "Makefile":
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                missing = [m for m in PAGE.findall(line) if not (ROOT / m).exists()]
+                wrong += [f"{path.relative_to(ROOT)}:{number}: {m}" for m in missing]
     assert not wrong, "\n".join(wrong)
 
 

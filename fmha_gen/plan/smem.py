@@ -150,9 +150,10 @@ def solve_budget(shape: Shape, kv_stage: int | None, arch: Arch, where: str) -> 
     stages = auto_kv_stages(shape) if kv_stage is None else kv_stage
     label = "kv_stage=auto" if kv_stage is None else f"kv_stage={kv_stage}"
     if kv_stage is not None and not MIN_KV_STAGES <= kv_stage <= MAX_KV_STAGES:
+        best = auto_kv_stages(shape)
         raise PlanError(
             f"{where}: {label}: K and V alternate through one ring, in which a V is still read while the next K must "
-            f"arrive: {MIN_KV_STAGES} to {MAX_KV_STAGES} stages; use kv_stage <= {max(auto_kv_stages(shape), 2)}"
+            f"arrive: {MIN_KV_STAGES} to {MAX_KV_STAGES} stages; {_stages_that_fit(shape, best)}"
         )
     budget = SmemBudget(
         q_bytes(shape), o_bytes(shape), o_aliases_q(shape), make_ring(shape, max(stages, MIN_KV_STAGES))
@@ -175,8 +176,15 @@ def _too_big(shape: Shape, budget: SmemBudget, arch: Arch) -> str:
     if total <= arch.smem_bytes:
         total, rest = total + REST_BYTES, f" + the rest {REST_BYTES}"
     best = auto_kv_stages(shape)
-    fix = f"use kv_stage <= {best}" if best >= MIN_KV_STAGES else _smaller(shape)
+    fix = _stages_that_fit(shape, best)
     return f"needs {total} B SMEM ({qo} + {kv}{rest}), {arch.name} allows {arch.smem_bytes}; {fix}"
+
+
+def _stages_that_fit(shape: Shape, best: int) -> str:
+    """What to do, in values that the plan takes. best: the most stages that fit, 0 or 1 if no ring does."""
+    if best < MIN_KV_STAGES:
+        return _smaller(shape)
+    return f"use kv_stage {MIN_KV_STAGES}" + (f" to {best}" if best > MIN_KV_STAGES else "")
 
 
 def _smaller(shape: Shape) -> str:
@@ -223,6 +231,6 @@ def layout_smem(
         raise PlanError(
             f"{where}: needs {end} B SMEM (tiles {rest} + sScale {shape.q_stage * scale_stride} + mbarriers "
             f"{barrier_bytes} + TMEM pointer {TMEM_POINTER_BYTES}), {arch.name} allows {arch.smem_bytes}, and "
-            f"{REST_BYTES} beside the tiles; use kv_stage <= {max(budget.ring.stages - 1, MIN_KV_STAGES)}"
+            f"{REST_BYTES} beside the tiles; {_stages_that_fit(shape, budget.ring.stages - 1)}"
         )
     return tuple(buffers), end

@@ -176,16 +176,16 @@ def test_a_spec_can_say_the_split() -> None:
         (
             {"kv_stage": 4},
             "specs/x.yaml:14: kv_stage=4: needs 262144 B SMEM (q 65536 + o 65536 + kv 4x32768), sm_100a allows 232448; "
-            "use kv_stage <= 3",
+            "use kv_stage 2 to 3",
         ),
         (
             {"kv_stage": 1},
             "kv_stage=1: K and V alternate through one ring, in which a V is still read while the next K must arrive: "
-            "2 to 32 stages; use kv_stage <= 3",
+            "2 to 32 stages; use kv_stage 2 to 3",
         ),
         (
             {"head_dim_qk": 192, "kv_stage": 4},
-            "needs 262144 B SMEM (q over o 98304 + kv 2x49152+2x32768), sm_100a allows 232448; use kv_stage <= 3",
+            "needs 262144 B SMEM (q over o 98304 + kv 2x49152+2x32768), sm_100a allows 232448; use kv_stage 2 to 3",
         ),
         (
             {"head_dim_qk": 256, "head_dim_v": 256},

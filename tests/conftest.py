@@ -32,9 +32,9 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session")
 def core_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of specs/core.yaml, compiled once for all test processes; kernels come from the user's build cache.
+    """The kernels of specs/core.yaml that the simulator runs, compiled once for all test processes.
 
-    Tests must not write to it.
+    They are kept in the user's build cache. Tests must not write to the bundle.
     """
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("the CuTe-DSL is not installed")
@@ -44,7 +44,7 @@ def core_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    file = read_specs([data_dir("specs") / "core.yaml"])
+    file = read_specs([data_dir("specs") / "core.yaml"], arch="sm_100a")
     with open(shared / "core_bundle.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return build_bundle(file.bundle, file.specs, shared / "core bundle", BuildOptions(source=True)).root

@@ -38,7 +38,9 @@ def command(
 ) -> int:
     """Run a bundle's kernels against an fp64 reference, with every check of the simulator on.
 
-    Exit code 1 if any kernel gives wrong numbers, unstable bits or findings; proof.json records what was shown.
+    Exit code 1 if any kernel gives wrong numbers, unstable bits or findings, or
+    if none ran; proof.json records what was shown. Kernels for another
+    architecture than what runs here are skipped, and said to be.
     """
     from ..verify import VerifyOptions, verify_bundle
 
@@ -62,12 +64,17 @@ def _print(result: Report) -> None:
     numbers = ("cases", "seeds", "worst error / bound", "seconds")
     t = table(None, "kernel", "verdict", *numbers, right=numbers)
     for k in result.kernels:
-        verdict = "passed" if k.passed else "FAILED"
+        verdict = "skipped" if k.skipped is not None else "passed" if k.passed else "FAILED"
         add_row(t, k.id, verdict, k.num_problems, k.num_seeds, f"{k.worst_error:.3f}", f"{k.seconds:.1f}")
     out().print(t)
     for k in result.kernels:
         for problem in k.problems:
             click.echo(f"{k.id}: {problem}")
-    failed = sum(not k.passed for k in result.kernels)
+    reasons = sorted({k.skipped for k in result.kernels if k.skipped is not None})
+    skipped = sum(k.skipped is not None for k in result.kernels)
+    for reason in reasons:
+        click.echo(f"skipped: {reason}")
+    failed = sum(k.failed for k in result.kernels)
     kernels = count(len(result.kernels), "kernel")
-    click.echo(f"{kernels}, {failed} failed, in {result.seconds:.1f} s; proof: {result.proof_path}")
+    more = f", {skipped} skipped" if skipped else ""
+    click.echo(f"{kernels}, {failed} failed{more}, in {result.seconds:.1f} s; proof: {result.proof_path}")

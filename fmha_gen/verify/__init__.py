@@ -62,7 +62,8 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return all(k.passed for k in self.kernels)
+        """Nothing failed, and something ran."""
+        return any(k.passed for k in self.kernels) and not any(k.failed for k in self.kernels)
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of ``fmha-gen verify --json``."""
@@ -71,7 +72,8 @@ class Report:
             "proof": self.proof_path,
             "kernels": [
                 {
-                    "id": k.id, "passed": k.passed, "problems": list(k.problems), "cases": k.num_problems,
+                    "id": k.id, "passed": k.passed, "skipped": k.skipped, "problems": list(k.problems),
+                    "cases": k.num_problems,
                     "seeds": k.num_seeds, "worst_error": _finite(k.worst_error), "seconds": round(k.seconds, 3),
                 }
                 for k in self.kernels
@@ -80,7 +82,9 @@ class Report:
 
 
 def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Report:
-    """Verify the kernels of a bundle and write the proof. A failing kernel is in the report, not an exception.
+    """Verify the kernels of a bundle and write the proof.
+
+    A failing kernel is in the report, not an exception; so is one for another architecture, as skipped.
 
     Raises BundleError for a damaged bundle, SelectionError when `only` matches nothing, VerifyError when the proof
     cannot be written or a worker died, DriverError where `cuda` has no device.
@@ -125,8 +129,12 @@ def _run_all(tasks: list[Task], options: VerifyOptions) -> Iterator[KernelVerdic
 def verify_kernel(task: Task) -> KernelVerdict:
     """Verify one kernel in this process."""
     entry = _entry(read_manifest(task.bundle), task.kernel)
+    bench = open_bench(task.driver, task.bundle)
+    skipped = bench.refuses(entry)
+    if skipped is not None:
+        return KernelVerdict(entry.id, task.ptx_sha256, task.cubin_sha256, (), 0.0, skipped)
     count = task.seeds or (QUICK_SEEDS if task.quick else FULL_SEEDS)
-    check = KernelCheck(open_bench(task.driver, task.bundle), entry, range(count))
+    check = KernelCheck(bench, entry, range(count))
     cases = quick_cases() if task.quick else full_cases()
     return check.run(cases, task.ptx_sha256, task.cubin_sha256)
 
@@ -144,6 +152,8 @@ def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
     """
     kernels = _earlier(target)
     for k in report.kernels:
+        if k.skipped is not None:
+            continue
         entry = {
             "passed": k.passed, "driver": report.driver, "mode": "quick" if report.quick else "full",
             "ptx_sha256": k.ptx_sha256, "cubin_sha256": k.cubin_sha256, "cases": [_case(c) for c in k.cases],

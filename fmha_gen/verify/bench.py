@@ -8,15 +8,20 @@ from typing import Protocol
 
 import numpy as np
 
+from ..manifest import KernelEntry
 from ..runtime import Bundle, TensorArg
 from ..runtime.cuda import CudaDriver
 from ..runtime.cuda_memory import DeviceMemory
+from ..runtime.driver import ARCH_CAPABILITY, Device
 from .buffers import Buffer
 from .cases import Case
 
 
 class Bench(Protocol):
     """Runs one problem on one kernel; buffers hold what the kernel wrote afterwards."""
+
+    def refuses(self, entry: KernelEntry) -> str | None:
+        """Why a kernel cannot run here (it is for another architecture), or None."""
 
     def run(self, kernel: str, case: Case, buffers: Mapping[str, Buffer], causal: bool, seed: int) -> None:
         """Raises SimError with the simulator's findings, or what the launcher raises."""
@@ -30,6 +35,11 @@ class SimBench:
 
         self.driver = SimDriver()
         self.bundle = Bundle.open(bundle, self.driver)
+
+    def refuses(self, entry: KernelEntry) -> str | None:
+        if not _is_for(entry, self.driver.device(0)):
+            return f"{entry.arch} kernels do not run in the simulator; verify them on a GPU with --driver cuda"
+        return None
 
     def run(self, kernel: str, case: Case, buffers: Mapping[str, Buffer], causal: bool, seed: int) -> None:
         self.driver.reset(seed=seed)
@@ -48,6 +58,11 @@ class CudaBench:
         self.bundle = Bundle.open(bundle, self.driver)
         self.device = self.driver.device(0)
 
+    def refuses(self, entry: KernelEntry) -> str | None:
+        if not _is_for(entry, self.device):
+            return f"{entry.arch} kernels do not run on {self.device.describe()}"
+        return None
+
     def run(self, kernel: str, case: Case, buffers: Mapping[str, Buffer], causal: bool, seed: int) -> None:
         with DeviceMemory(self.driver, self.device) as memory:
             addresses = {name: memory.upload(b.base.tobytes(), name) for name, b in buffers.items()}
@@ -59,6 +74,10 @@ class CudaBench:
                     data = bytearray(buffers[name].base.nbytes)
                     memory.download(addresses[name], data, name)
                     buffers[name].base[...] = np.frombuffer(data, buffers[name].base.dtype)
+
+
+def _is_for(entry: KernelEntry, device: Device) -> bool:
+    return ARCH_CAPABILITY.get(entry.arch) == device.compute_capability
 
 
 def _inside(buffer: Buffer, base_address: int, device: int | None) -> TensorArg:

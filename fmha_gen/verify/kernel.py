@@ -31,13 +31,14 @@ class CaseVerdict:
 
 @dataclass(frozen=True)
 class KernelVerdict:
-    """What all cases showed of one kernel. seconds: wall time."""
+    """What all cases showed of one kernel. seconds: wall time. skipped: why it could not run here, or None."""
 
     id: str
     ptx_sha256: str
     cubin_sha256: str
     cases: tuple[CaseVerdict, ...]
     seconds: float
+    skipped: str | None = None
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -46,7 +47,12 @@ class KernelVerdict:
 
     @property
     def passed(self) -> bool:
-        return not self.problems
+        """Ran, and nothing is wrong."""
+        return self.skipped is None and not self.problems
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.problems)
 
     @property
     def num_problems(self) -> int:

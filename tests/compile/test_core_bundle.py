@@ -33,7 +33,7 @@ def core(core_bundle: Path) -> CheckedBundle:
 
 @pytest.fixture(scope="module")
 def specs() -> SpecFile:
-    return read_specs([data_dir("specs") / "core.yaml"])
+    return read_specs([data_dir("specs") / "core.yaml"], arch="sm_100a")
 
 
 def test_every_kernel_of_the_spec_is_there_without_spills(core: CheckedBundle, specs: SpecFile):
@@ -45,6 +45,17 @@ def test_every_kernel_of_the_spec_is_there_without_spills(core: CheckedBundle, s
         assert r.resources.registers * r.launch.threads <= limit.registers, r.id
         assert r.launch.dynamic_smem_bytes <= limit.smem_bytes and r.resources.tmem_cols <= limit.tmem_cols, r.id
         assert r.params[-1].offset + r.params[-1].size < 4096
+
+
+def test_hopper_kernels_of_the_spec_pass_the_gates(tmp_path: Path):
+    """No spills, and every wgmma product, wait and setmaxnreg of the PTX is in the machine code."""
+    file = read_specs([data_dir("specs") / "core.yaml"], arch="sm_90a")
+    built = build_bundle(file.bundle, file.specs, tmp_path, BuildOptions(only="*-bf16-*"))
+    records = check_bundle(built.root).records
+    assert len(records) == len(file.specs) // 2 and {r.arch for r in records} == {"sm_90a"}
+    for r in records:
+        assert (r.resources.spill_ops, r.resources.stack_bytes, r.resources.tmem_cols) == (0, 0, 0), r.id
+        assert r.launch.dynamic_smem_bytes <= ARCHS[r.arch].smem_bytes, r.id
 
 
 def test_elf_reader_agrees_with_cuobjdump_on_every_kernel(core: CheckedBundle):

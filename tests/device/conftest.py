@@ -1,8 +1,8 @@
 """Fixtures of the tests that need a GPU.
 
 FMHA_GEN_DEVICE_BUNDLE names a finished bundle to test, so that a machine with a GPU needs neither the compiler nor
-time to build. Without it the first file of specs/ with kernels for the GPU's architecture is built, where the compiler
-is installed.
+time to build. Without it the kernels of specs/core.yaml for the GPU's architecture are built, where the compiler is
+installed.
 """
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ def bundle_path(gpu: Device, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from fmha_gen.resources import data_dir
     from fmha_gen.spec import read_specs
 
-    for path in sorted(data_dir("specs").glob("*.yaml")):
-        file = read_specs([path])
-        if specs := tuple(s for s in file.specs if s.arch == arch):
-            return build_bundle(file.bundle, specs, tmp_path_factory.mktemp("device"), BuildOptions()).root
-    pytest.skip(f"no file of specs/ has kernels for {arch}; set {BUNDLE_VARIABLE}")
+    file = read_specs([data_dir("specs") / "core.yaml"], arch=arch)
+    return build_bundle(file.bundle, file.specs, tmp_path_factory.mktemp("device"), BuildOptions()).root
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ def expand(entry: str) -> list[KernelSpec]:
 
 def test_core_is_the_full_product():
     file = read_specs([data_dir("specs") / "core.yaml"])
-    assert (file.bundle.name, file.archs) == ("core", ("sm_100a",))
+    assert (file.bundle.name, file.archs) == ("core", ("sm_100a", "sm_90a"))
     dims = [(64, 64), (96, 96), (128, 128), (192, 128)]
     wanted = [
         (dtype, dim, mask, q_stage)
@@ -53,8 +53,13 @@ def test_core_is_the_full_product():
         for mask in ("full", "causal")
         for q_stage in (2, 1)
     ]
-    assert [(s.dtype, (s.head_dim_qk, s.head_dim_v), s.mask, s.q_stage) for s in file.specs] == wanted
-    assert all(s.lse and s.arch == "sm_100a" and s.features == () for s in file.specs)
+    blackwell = [s for s in file.specs if s.arch == "sm_100a"]
+    assert [(s.dtype, (s.head_dim_qk, s.head_dim_v), s.mask, s.q_stage) for s in blackwell] == wanted
+    hopper = [(s.dtype, (s.head_dim_qk, s.head_dim_v), s.mask) for s in file.specs if s.arch == "sm_90a"]
+    assert hopper == [
+        (dtype, dim, mask) for dtype in ("bf16", "fp16") for dim in (*dims, (256, 256)) for mask in ("full", "causal")
+    ]
+    assert all(s.lse and s.features == () for s in file.specs) and len(blackwell) + len(hopper) == len(file.specs)
 
 
 def test_the_worked_example_overrides_stages_and_registers():
@@ -118,7 +123,7 @@ def test_arch_option_takes_any_spelling_and_refuses_others():
     assert len(read_specs([path], arch="10.0a").specs) == 32
     with pytest.raises(SpecError, match="--arch 99z: no known architecture; accepted are sm_100a"):
         read_specs([path], arch="99z")
-    with pytest.raises(SpecError, match="--arch sm_103a: the spec lists sm_100a"):
+    with pytest.raises(SpecError, match="--arch sm_103a: the spec lists sm_100a, sm_90a"):
         read_specs([path], arch="103a")
 
 

@@ -42,7 +42,6 @@ def command(specs: tuple[str, ...], arch: str | None, only: str | None, out_dir:
             }
         )
     elif paths:
-        for path in paths.values():
-            click.echo(path)
+        click.echo("\n".join(paths.values()))
     else:
         click.echo(rendered[0][1].text, nl=False)

@@ -18,6 +18,7 @@ from fmha_gen.spec import schema
 from tests.fake_bundle import make_bundle
 
 CORE = str(data_dir("specs") / "core.yaml")
+CORE_KERNELS = 32 + 20  # sm_100a and sm_90a
 
 
 def run(*args: object) -> Result:
@@ -145,12 +146,12 @@ def test_c02_a_hole_against_the_spec_is_an_error(tmp_path):
     result = run("list", tmp_path / "b", CORE, "--json")
     data = json.loads(result.stdout)["spec"]
     assert result.exit_code == 1
-    assert data["kernels"] == len(data["holes"]) == 32
+    assert data["kernels"] == len(data["holes"]) == CORE_KERNELS
     assert len(data["not_in_spec"]) == 2
     result = run("list", tmp_path / "b", CORE)
     assert result.exit_code == 1
-    assert "the spec asks for 32 kernels; the bundle lacks 32 of them" in result.stdout
-    assert result.stdout.count("missing: fmha_fwd-sm100a-") == 32
+    assert f"the spec asks for {CORE_KERNELS} kernels; the bundle lacks {CORE_KERNELS} of them" in result.stdout
+    assert result.stdout.count("missing: fmha_fwd-") == CORE_KERNELS
 
 
 def test_inspect_checks_every_file(tmp_path):
@@ -184,29 +185,29 @@ def test_only_that_matches_nothing_lists_what_there_is(tmp_path):
 def test_plan_names_every_variant_that_does_not_fit(tmp_path):
     spec = tmp_path / "s.yaml"
     spec.write_text(Path(CORE).read_text().replace("q_stage: [2, 1]", "q_stage: 2\n    kv_stage: [11, 12]"))
-    error = error_of(run("plan", spec, "--json"))
+    error = error_of(run("plan", spec, "--arch", "sm_100a", "--json"))
     lines = error["message"].splitlines()
     assert error["code"] == "plan" and len(lines) == 32
-    assert all("sm_100a allows 232448" in line and "s.yaml:12: kv_stage=1" in line for line in lines)
+    assert all("sm_100a allows 232448" in line and "s.yaml:13: kv_stage=1" in line for line in lines)
 
 
 def test_plan_prints_every_kernel_and_its_reasons():
     data = json.loads(run("plan", CORE, "--only", "*-bf16-*", "--json").stdout)
-    assert len(data["kernels"]) == 16
+    assert len(data["kernels"]) == CORE_KERNELS // 2
     assert all(k["smem_bytes"] <= 232448 and k["reasons"]["kv_stage"] for k in data["kernels"])
     text = run("plan", CORE, "--only", "fmha_fwd-sm100a-bf16-d128-full-q2").stdout
     for title in ("shared memory", "tensor memory", "warps x registers", "pipelines"):
         assert f"\n{title}" in text
-    assert run("plan", CORE, "--brief").stdout.count("fmha_fwd-sm100a-") == 32
+    assert run("plan", CORE, "--brief").stdout.count("fmha_fwd-") == CORE_KERNELS
 
 
 def test_render_prints_one_source_or_writes_many(tmp_path):
-    one = run("render", CORE, "--only", "*-bf16-d128-full-q2")
+    one = run("render", CORE, "--only", "*-sm100a-bf16-d128-full-q2")
     assert one.exit_code == 0
     compile(one.stdout, "kernel", "exec")
     many = run("render", CORE)
-    assert many.exit_code == 2 and "32 kernels, and one can be printed" in many.stderr
-    written = run("render", CORE, "--only", "*-bf16-d128-*", "-o", tmp_path / "src dir")
+    assert many.exit_code == 2 and f"{CORE_KERNELS} kernels, and one can be printed" in many.stderr
+    written = run("render", CORE, "--only", "*-sm100a-bf16-d128-*", "-o", tmp_path / "src dir")
     paths = [Path(line) for line in written.stdout.splitlines()]
     assert len(paths) == 4 and one.stdout in {p.read_text() for p in paths}
 
@@ -216,9 +217,9 @@ def test_build_dry_run_lists_variants_and_ends_with_the_path(tmp_path):
     result = run("build", CORE, "-o", tmp_path / "out dir (1)", "--dry-run")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == str(tmp_path / "out dir (1)" / "core-0.1.0")
-    assert "32 kernels for sm_100a; nothing was compiled or written" in result.stdout
+    assert f"{CORE_KERNELS} kernels for sm_100a, sm_90a; nothing was compiled or written" in result.stdout
     assert not (tmp_path / "out dir (1)").exists()
-    data = json.loads(run("build", CORE, "-o", tmp_path, "--dry-run", "--only", "*-d96-*", "--json").stdout)
+    data = json.loads(run("build", CORE, "-o", tmp_path, "--dry-run", "--only", "*-sm100a-*-d96-*", "--json").stdout)
     assert data["path"] == str(tmp_path / "core-0.1.0") and data["dry_run"] is True
     assert len(data["kernels"]) == 8 and {k["state"] for k in data["kernels"]} == {"planned"}
 

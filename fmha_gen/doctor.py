@@ -126,9 +126,8 @@ def _driver() -> list[Check]:
 
 def _gpu(driver: object, ordinal: int) -> Check:
     from .arch import arch_of_device
+    from .built import built_archs
     from .runtime.cuda import CudaDriver
-    from .spec.built import built_archs
-
     assert isinstance(driver, CudaDriver)
 
     def ask() -> str:

@@ -15,7 +15,7 @@ from .runtime import explain as trace_of
 from .runtime.cuda import CudaDriver
 from .runtime.driver import ARCH_CAPABILITY
 from .runtime.problem import resolve_mask
-from .runtime.select import matching, preferred, spec_lines
+from .runtime.select import matching, not_built, preferred, spec_lines
 
 ANY_SMS = 1  # selection does not look at it
 
@@ -33,7 +33,8 @@ class Verdict:
 class Explanation:
     """The launcher's decision.
 
-    kernel: the chosen one, None where none serves; then `reasons` is what `covers` says and `spec_lines` what to add.
+    kernel: the chosen one, None where none serves; then `reasons` is what `covers` says and `spec_lines` what to add,
+    or `not_built` why no spec can add one.
     verdicts: every kernel, the chosen one first, then by how close it is.
     """
 
@@ -42,13 +43,14 @@ class Explanation:
     kernel: str | None
     reasons: tuple[str, ...]
     spec_lines: tuple[str, ...]
+    not_built: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
 
     def report(self) -> dict[str, Any]:
         """The keys of ``fmha-gen explain --json``."""
         return {
             "problem": self.problem, "device": self.device, "kernel": self.kernel, "reasons": list(self.reasons),
-            "spec_lines": list(self.spec_lines),
+            "spec_lines": list(self.spec_lines), "not_built": list(self.not_built),
             "kernels": [{"id": v.kernel, "state": v.state, "why": list(v.why)} for v in self.verdicts],
         }  # fmt: skip
 
@@ -70,10 +72,16 @@ def explain(manifest: Manifest, problem: Problem, device: Device, variant: str |
         verdicts.append(_verdict(entry, why, chosen, problem))
     order = {"chosen": 0, "serves": 1, "rejected": 2}
     verdicts.sort(key=lambda v: (order[v.state], len(v.why), v.kernel))
-    missing = () if chosen else spec_lines(problem, device)
-    reasons = covers(manifest, problem, device) if chosen is None else ()
     name = chosen.id if chosen else None
-    return Explanation(problem.describe(), device.describe(), name, reasons, missing, tuple(verdicts))
+    about = problem.describe(), device.describe(), name
+    if chosen:
+        return Explanation(*about, (), (), (), tuple(verdicts))
+    if variant is not None and not covers(manifest, problem, device):
+        other = select(manifest, problem, device).id
+        reasons: tuple[str, ...] = (f"{other} serves it, but variant {variant!r} leaves it out",)
+        return Explanation(*about, reasons, (), (), tuple(verdicts))
+    reasons = covers(manifest, problem, device)
+    return Explanation(*about, reasons, spec_lines(problem, device), not_built(problem, device), tuple(verdicts))
 
 
 def _verdict(entry: KernelEntry, why: tuple[str, ...], chosen: KernelEntry | None, problem: Problem) -> Verdict:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .built import built_features
 from .errors import DriverError, FmhaGenError, ProblemError, SelectionError
 from .manifest import Manifest
 from .reference import from_bits, to_bits
@@ -32,6 +33,7 @@ REQUIRED = ("q", "k", "v")
 OPTIONAL = {
     "cu_seqlens_q": "varlen", "cu_seqlens_k": "varlen", "seqused_k": "varlen", "page_table": "paged_kv", "sink": "sink",
 }  # fmt: skip
+_NOT_BUILT = "this fmha-gen builds no such kernels yet; leave it out"
 Array = NDArray[Any]
 
 
@@ -250,9 +252,10 @@ def check_features(manifest: Manifest, arrays: dict[str, Array], options: RunOpt
     built = {feature for e in manifest.kernels for feature in e.serves.features}
     for name, feature in wanted.items():
         if feature not in built:
+            can = feature in built_features()
             raise SelectionError(
                 f"{name}: no kernel of bundle {manifest.name} {manifest.version} was built with {feature}; "
-                f"add `{feature}: true` to a kernel of the spec and build again"
+                + (f"add `{feature}: true` to a kernel of the spec and build again" if can else _NOT_BUILT)
             )
         raise ProblemError(f"{name}: this fmha-gen cannot launch {feature} kernels yet; install a newer one")
 

@@ -91,6 +91,8 @@ def _print(found: Explanation) -> None:
         console.print(f"because  {reason}", markup=False)
     for line in found.spec_lines:
         console.print(f"add      {line}", markup=False)
+    for line in found.not_built:
+        console.print(f"no spec  {line}", markup=False)
     t = table(None, "kernel", "", "why")
     for verdict in found.verdicts:
         add_row(t, verdict.kernel, verdict.state, "; ".join(verdict.why))

@@ -1,13 +1,14 @@
 """Which kernel of a bundle serves a problem on a device. Pure: no driver, no files, no state.
 
 `explain` gives every kernel with the reasons why it does not serve; `select` the best one that does, or SelectionError
-with the whole trace and the spec line that would add the kernel; `covers` only whether there is one, and why not.
+with the whole trace and the spec line that would add the kernel, if one can; `covers` only whether there is one, and why not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..built import BUILT, built_archs, show_dims
 from ..errors import SelectionError
 from ..manifest import KernelEntry, Manifest, Serves, id_matches
 from .driver import ARCH_CAPABILITY, Device
@@ -90,7 +91,8 @@ def candidates(
     """The kernels that serve `problem` on `device`, by rank, then by id. Lengths, heads and scale do not change them.
 
     pattern: a glob over kernel ids (or an id without its digest); only these are considered.
-    Raises SelectionError listing every kernel with its reasons and the spec lines that would add one.
+    Raises SelectionError listing every kernel with its reasons, and the spec lines that would add one, or why none
+    can.
     """
     entries = matching(manifest.kernels, pattern)
     if not entries:
@@ -102,7 +104,7 @@ def candidates(
     if served:
         return tuple(sorted(served, key=lambda e: (e.rank, e.id)))
     trace = [(entry, reasons(entry, problem, device)) for entry in entries]
-    raise SelectionError(_miss(manifest, problem, device, trace))
+    raise SelectionError(_miss(manifest, problem, device, trace, pattern))
 
 
 def _alike(serves: Serves, problem: Problem) -> bool:
@@ -123,7 +125,11 @@ def matching(entries: Iterable[KernelEntry], pattern: str | None) -> tuple[Kerne
 
 
 def _miss(
-    manifest: Manifest, problem: Problem, device: Device, trace: list[tuple[KernelEntry, tuple[str, ...]]]
+    manifest: Manifest,
+    problem: Problem,
+    device: Device,
+    trace: list[tuple[KernelEntry, tuple[str, ...]]],
+    pattern: str | None,
 ) -> str:
     lines = [
         f"bundle {manifest.name} {manifest.version}: no kernel serves {problem.describe()} on {device.describe()}; "
@@ -131,23 +137,52 @@ def _miss(
     ]
     for entry, why in sorted(trace, key=lambda item: (len(item[1]), item[0].id)):
         lines.append(f"  {entry.id}: {'; '.join(why)}")
-    lines.append("to add one, put this into the spec and build again:")
-    lines.extend(f"  {line}" for line in spec_lines(problem, device))
+    served = [e for e in manifest.kernels if pattern is not None and not reasons(e, problem, device)]
+    if served:
+        lines.append(f"without variant {pattern!r}, {served[0].id} serves it")
+    elif missing := not_built(problem, device):
+        lines.append("no spec adds one:")
+        lines.extend(f"  {line}" for line in missing)
+    else:
+        lines.append("to add one, put this into the spec and build again:")
+        lines.extend(f"  {line}" for line in spec_lines(problem, device))
     return "\n".join(lines)
 
 
-def spec_lines(problem: Problem, device: Device) -> tuple[str, ...]:
-    """What a spec has to say to get a kernel for `problem` on `device`; says so where no arch of fmha-gen fits."""
-    arch = next((a for a, cc in ARCH_CAPABILITY.items() if cc == device.compute_capability), None)
+def _arch_of(device: Device) -> str | None:
+    """The architecture that fmha-gen builds for `device`."""
+    return next((a for a in built_archs() if ARCH_CAPABILITY[a] == device.compute_capability), None)
+
+
+def not_built(problem: Problem, device: Device) -> tuple[str, ...]:
+    """Why no spec of this fmha-gen makes a kernel for `problem` on `device`; empty when one does."""
+    arch = _arch_of(device)
     if arch is None:
-        known = ", ".join(f"{a} ({cc[0]}.{cc[1]})" for a, cc in ARCH_CAPABILITY.items())
-        return (f"(nothing: fmha-gen builds for {known} only)",)
+        known = ", ".join("{} ({}.{})".format(a, *ARCH_CAPABILITY[a]) for a in built_archs())
+        major, minor = device.compute_capability
+        return (f"this fmha-gen builds for {known}, not for compute capability {major}.{minor}",)
+    built = BUILT["fmha_fwd", arch]
+    dims = (problem.head_dim_qk, problem.head_dim_v)
+    found = []
+    for name, value, values in (
+        ("dtype", problem.dtype, built.dtypes),
+        ("head_dim", show_dims(dims), tuple(show_dims(d) for d in built.head_dims)),
+        ("mask", problem.mask, built.masks),
+    ):
+        if value not in values:
+            found.append(f"{name} {value} is not built for {arch}; built are {', '.join(values)}")
+    found += [f"{f} is not built yet for {arch}" for f in problem.features if f not in built.features]
+    return tuple(found)
+
+
+def spec_lines(problem: Problem, device: Device) -> tuple[str, ...]:
+    """What a spec has to say to get a kernel for `problem` on `device`; empty where no spec can: see `not_built`."""
+    if not_built(problem, device):
+        return ()
     flags = "".join(f", {feature}: true" for feature in problem.features)
-    head_dim = str(problem.head_dim_qk)
-    if problem.head_dim_v != problem.head_dim_qk:
-        head_dim = f"{{qk: {problem.head_dim_qk}, v: {problem.head_dim_v}}}"
+    head_dim = show_dims((problem.head_dim_qk, problem.head_dim_v))
     kernel = f"{{family: fmha_fwd, dtype: {problem.dtype}, head_dim: {head_dim}, mask: {problem.mask}{flags}}}"
-    return (f"archs: [{arch}]", "kernels:", f"  - {kernel}")
+    return (f"archs: [{_arch_of(device)}]", "kernels:", f"  - {kernel}")
 
 
 def _listed(values: Iterable[str]) -> str:

@@ -1,58 +1,16 @@
-"""What this fmha-gen builds, per family and architecture, and how architectures may be spelled.
+"""What of a spec this fmha-gen builds (`fmha_gen.built` is the table), and how architectures may be spelled.
 
-The vocabulary of a spec (`fields.py`) is wider than this table: a known value that is missing here is refused as "not
-built yet", by name. A feature that lands adds its value here.
+The vocabulary of a spec (`fields.py`) is wider than that table: a known value that is missing there is refused as "not
+built yet", by name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..arch import ALIASES, ARCHS
+from ..arch import ALIASES
+from ..built import BUILT, EDITIONS, Built, built_archs
 from .model import KernelSpec
 
-EDITIONS = (2026,)
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """Values of one family on one architecture for which templates exist. Budgets are the plan's business."""
-
-    dtypes: tuple[str, ...]
-    head_dims: tuple[tuple[int, int], ...]
-    masks: tuple[str, ...]
-    q_stages: tuple[int, ...]
-    tile_ms: tuple[int, ...]
-    num_ctas: tuple[int, ...]
-    schedules: tuple[str, ...]
-    features: tuple[str, ...] = ()
-
-
-BUILT: dict[tuple[str, str], Built] = {
-    ("fmha_fwd", "sm_100a"): Built(
-        dtypes=("bf16", "fp16"),
-        head_dims=((64, 64), (96, 96), (128, 128), (192, 128)),
-        masks=("full", "causal"),
-        q_stages=(1, 2),
-        tile_ms=(128,),
-        num_ctas=(1,),
-        schedules=("static_persistent", "longest_first"),
-    ),
-    ("fmha_fwd", "sm_90a"): Built(
-        dtypes=("bf16", "fp16"),
-        head_dims=((64, 64), (96, 96), (128, 128), (192, 128), (256, 256)),
-        masks=("full", "causal"),
-        q_stages=(1, 2),
-        tile_ms=(128, 192),
-        num_ctas=(1,),
-        schedules=("static_persistent", "longest_first", "paired"),
-    ),
-}
-
-
-def built_archs() -> tuple[str, ...]:
-    """Architectures that some family is built for."""
-    return tuple(name for name in ARCHS if any(arch == name for _, arch in BUILT))
+__all__ = ["BUILT", "EDITIONS", "Built", "accepted_archs", "built_archs", "not_built", "parse_arch"]
 
 
 def parse_arch(text: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from ..built import show_dims
 from ..errors import SpecError
 
 
@@ -51,6 +52,5 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        qk, v = value
-        return str(qk) if qk == v else f"{{qk: {qk}, v: {v}}}"
+        return show_dims(value)
     return str(value)

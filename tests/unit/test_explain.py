@@ -75,7 +75,9 @@ def test_rank_and_id_decide_between_equals() -> None:
 def test_a_problem_without_a_kernel_has_reasons_and_the_spec_line_to_add() -> None:
     found = explain(MANIFEST, make_problem(MANIFEST, head_dim=128, sink=True), B200)
     assert found.kernel is None and found.reasons == ("built without sink",)
-    assert found.spec_lines[-1].endswith("mask: full, sink: true}")
+    assert found.spec_lines == () and found.not_built == ("sink is not built yet for sm_100a",)
+    found = explain(MANIFEST, make_problem(MANIFEST, head_dim=96), B200)
+    assert found.spec_lines[-1].endswith("head_dim: 96, mask: full}") and found.not_built == ()
     assert set(states(found).values()) == {"rejected"}
 
 
@@ -83,7 +85,9 @@ def test_a_variant_that_does_not_match_is_a_reason_and_one_that_matches_nothing_
     problem = make_problem(MANIFEST, head_dim=128)
     found = explain(MANIFEST, problem, B200, "*-q1-*")
     assert found.kernel == FULL_Q1 and states(found)[FULL_Q2] == "rejected"
-    assert explain(MANIFEST, problem, B200, "*-causal-*").kernel is None
+    found = explain(MANIFEST, problem, B200, "*-causal-*")
+    assert found.kernel is None and found.spec_lines == found.not_built == ()
+    assert found.reasons == (f"{FULL_Q2} serves it, but variant '*-causal-*' leaves it out",)
     with pytest.raises(SelectionError, match="matches no kernel"):
         explain(MANIFEST, problem, B200, "nope")
 
@@ -126,13 +130,14 @@ def test_command_line(path: Path) -> None:
     result = run(path, "--head-dim", 128, "--arch", "sm_100a", "--window", 128, 0)
     assert result.exit_code == 1
     assert "kernel   none serves it\nbecause  mask full, wanted window\n" in result.stdout
+    assert "no spec  mask window is not built for sm_100a; built are full, causal\n" in result.stdout
     result = run(path, "--head-dim", 128)
     assert result.exit_code == 1 and "say which with --arch" in result.stderr
 
 
 def test_json(path: Path) -> None:
     report = json.loads(run(path, "--head-dim", 128, "--arch", "sm_90a", "--causal", "--json").stdout)
-    assert list(report) == ["problem", "device", "kernel", "reasons", "spec_lines", "kernels"]
+    assert list(report) == ["problem", "device", "kernel", "reasons", "spec_lines", "not_built", "kernels"]
     assert report["kernel"] is None and report["spec_lines"][0] == "archs: [sm_90a]"
     assert report["reasons"] == ["arch sm_100a runs on compute capability 10.0 only", "mask full, wanted causal"]
     assert {tuple(k) for k in report["kernels"]} == {("id", "state", "why")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from fmha_gen import run
+from fmha_gen.built import BUILT
 from fmha_gen.errors import BundleError, DriverError, ProblemError, SelectionError
 from fmha_gen.run import RunOptions, check_features, read_npz, run_npz, with_outputs, write_npz
 from fmha_gen.runtime.cuda import CudaDriver
@@ -69,12 +71,16 @@ def test_outputs_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     assert [p.name for p in target.parent.iterdir()] == ["out.npz"]
 
 
-def test_features_that_the_bundle_lacks_name_the_spec_field() -> None:
+def test_features_that_the_bundle_lacks_name_the_spec_field(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = small_manifest(make_record()[0])
     q = np.zeros((1, 1, 1, 64), np.float32)
     for name, field in (("cu_seqlens_q", "varlen"), ("page_table", "paged_kv"), ("sink", "sink")):
-        with pytest.raises(SelectionError, match=f"{name}: no kernel .* `{field}: true`"):
+        with pytest.raises(SelectionError, match=f"{name}: no kernel .* with {field}; this fmha-gen builds no such"):
             check_features(manifest, {"q": q, name: q}, RunOptions())
+    key = ("fmha_fwd", "sm_100a")
+    monkeypatch.setitem(BUILT, key, dataclasses.replace(BUILT[key], features=("varlen", "split_kv")))
+    with pytest.raises(SelectionError, match="cu_seqlens_q: no kernel .* add `varlen: true`"):
+        check_features(manifest, {"q": q, "cu_seqlens_q": q}, RunOptions())
     with pytest.raises(SelectionError, match="`split_kv: true`"):
         check_features(manifest, {"q": q}, RunOptions(num_splits=4))
     with pytest.raises(ProblemError, match="num_splits: 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import textwrap
 from pathlib import Path
@@ -10,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from fmha_gen.arch import ARCHS
-from fmha_gen.errors import ProblemError, SelectionError
+from fmha_gen.built import BUILT
+from fmha_gen.errors import ProblemError, SelectionError, SpecError
 from fmha_gen.runtime import Device, Problem, TensorArg, covers, explain, select
 from fmha_gen.runtime.driver import ARCH_CAPABILITY
 from fmha_gen.runtime.problem import describe_launch, resolve_mask
-from fmha_gen.spec import read_specs
+from fmha_gen.runtime.select import not_built, spec_lines
+from fmha_gen.spec import read_specs, read_text
 from tests.launcher_fixtures import B200, make_record, small_manifest
 
+CORE = ("fmha_fwd", "sm_100a")
 FULL_Q2 = make_record()[0]
 FULL_Q1 = make_record(q_stage=1)[0]
 CAUSAL_Q2 = make_record(mask="causal")[0]
@@ -60,13 +64,13 @@ def test_lowest_rank_wins_then_the_lowest_id() -> None:
 def test_c02_a21_a_miss_lists_every_kernel_with_its_reason_and_the_spec_line() -> None:
     """C02, A21: one head size absent; the error says what is there, what differs, and what to write."""
     with pytest.raises(SelectionError) as e:
-        select(MANIFEST, problem(head_dim_qk=80, head_dim_v=80, mask="causal"), B200)
+        select(MANIFEST, problem(head_dim_qk=96, head_dim_v=96, mask="causal"), B200)
     text = str(e.value)
     for record in (FULL_Q2, FULL_Q1, CAUSAL_Q2, FP16, MLA):
         assert record.id in text
-    assert f"{CAUSAL_Q2.id}: head_dim (128, 128), wanted (80, 80)\n" in text
+    assert f"{CAUSAL_Q2.id}: head_dim (128, 128), wanted (96, 96)\n" in text
     assert "mask full, wanted causal" in text and "dtype fp16, wanted bf16" in text
-    assert "  - {family: fmha_fwd, dtype: bf16, head_dim: 80, mask: causal}" in text
+    assert "  - {family: fmha_fwd, dtype: bf16, head_dim: 96, mask: causal}" in text
     assert text.index(CAUSAL_Q2.id) < text.index(FULL_Q2.id), "the nearest kernel comes first"
 
 
@@ -78,9 +82,12 @@ def test_a01_another_compute_capability_is_a_miss(capability: tuple[int, int]) -
         select(MANIFEST, problem(), device)
     assert f"compute capability {capability[0]}.{capability[1]}" in str(e.value)
     assert "the bundle holds archs sm_100a" in str(e.value)
+    if capability == (9, 0):
+        assert "archs: [sm_90a]" in str(e.value)
+    else:
+        known = f"builds for sm_100a (10.0), sm_90a (9.0), not for compute capability {capability[0]}.{capability[1]}"
+        assert known in str(e.value) and "archs: [" not in str(e.value)
     assert "arch sm_100a runs on compute capability 10.0 only" in str(e.value)
-    wanted = {(10, 3): "archs: [sm_103a]", (9, 0): "archs: [sm_90a]"}.get(capability, "nothing: fmha-gen builds for")
-    assert wanted in str(e.value)
 
 
 def test_a02_the_arch_table_is_explicit_and_is_that_of_the_generator() -> None:
@@ -122,10 +129,13 @@ def test_a_pinned_variant_serves_whatever_the_rows() -> None:
     assert FULL_Q2.id in str(e.value)
 
 
-def test_m11_s03_features_that_no_kernel_has_are_misses_that_name_the_spec_field() -> None:
+def test_m11_s03_features_that_no_kernel_has_are_misses_that_name_the_spec_field(monkeypatch) -> None:
     """M11, S03: a window or softcap that the kernels were built without is refused, never ignored."""
-    with pytest.raises(SelectionError, match=r"mask full, wanted window[\s\S]*mask: window}"):
+    with pytest.raises(SelectionError, match=r"mask full, wanted window[\s\S]*no spec adds one:\n  mask window is not"):
         select(MANIFEST, problem(mask="window", window=(128, 0)), B200)
+    with pytest.raises(SelectionError, match=r"built without softcap[\s\S]*no spec adds one:\n  softcap is not built"):
+        select(MANIFEST, problem(features=("softcap",)), B200)
+    monkeypatch.setitem(BUILT, CORE, dataclasses.replace(BUILT[CORE], features=("softcap",)))
     with pytest.raises(SelectionError, match=r"built without softcap[\s\S]*mask: full, softcap: true}"):
         select(MANIFEST, problem(features=("softcap",)), B200)
     capped = small_manifest(make_record(features=("softcap",))[0])
@@ -146,6 +156,43 @@ def test_the_suggested_spec_lines_are_a_spec(tmp_path: Path) -> None:
     assert [(s.dtype, s.head_dim_qk, s.head_dim_v, s.mask, s.arch) for s in specs] == [
         ("fp16", 192, 128, "causal", "sm_100a")
     ]
+
+
+def test_a_line_is_suggested_if_and_only_if_the_spec_takes_it() -> None:
+    """Every dtype, head size, mask and feature that a launch can ask for, built or not, on every architecture."""
+    devices = [dataclasses.replace(B200, compute_capability=cc) for cc in (*ARCH_CAPABILITY.values(), (12, 0))]
+    dims = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
+    features = [(), ("softcap",), ("sink",)]
+    taken = refused = 0
+    for device, (d, dv), dtype, mask, more in itertools.product(
+        devices, dims, ("bf16", "fp16"), ("full", "causal", "window"), features
+    ):
+        bounds = (5, 0) if mask == "window" else None
+        wanted = problem(dtype=dtype, head_dim_qk=d, head_dim_v=dv, mask=mask, window=bounds, features=more)
+        lines, why = spec_lines(wanted, device), not_built(wanted, device)
+        assert bool(lines) != bool(why)
+        if lines:
+            (spec,) = read_text("edition: 2026\nbundle: {name: m, version: '1'}\n" + "\n".join(lines), "s").specs
+            assert (spec.head_dim_qk, spec.head_dim_v, spec.dtype, spec.mask) == (d, dv, dtype, mask)
+            taken += 1
+        elif device.compute_capability in ((9, 0), (10, 0)):
+            arch = "sm_90a" if device.compute_capability == (9, 0) else "sm_100a"
+            flags = "".join(f", {f}: true" for f in more)
+            entry = f"{{family: fmha_fwd, dtype: {dtype}, head_dim: {{qk: {d}, v: {dv}}}, mask: {mask}{flags}}}"
+            with pytest.raises(SpecError):
+                read_text(f"edition: 2026\nbundle: {{name: m, version: '1'}}\narchs: {arch}\nkernels: [{entry}]\n", "s")
+            refused += 1
+    assert taken == 2 * 2 * 4 + 2 * 2 * 5 and refused > 100
+
+
+def test_a_variant_that_leaves_the_kernel_out_is_the_cause_and_no_line_is_suggested() -> None:
+    with pytest.raises(SelectionError) as e:
+        select(MANIFEST, problem(), B200, "*causal*")
+    served = [
+        r.id for r in (FULL_Q1, FULL_Q2) if str(e.value).endswith(f"without variant '*causal*', {r.id} serves it")
+    ]
+    assert len(served) == 1
+    assert "kernels:" not in str(e.value)
 
 
 def test_lse_from_a_kernel_without_it_is_a_miss() -> None:

@@ -31,6 +31,17 @@ VARIANTS: dict[str, dict[str, object]] = {
     "d192x128-full-q1": {"head_dim_qk": 192, "q_stage": 1},
     "d192x128-causal-q2-200-64-48": {"head_dim_qk": 192, "mask": "causal", "registers": Registers(200, 64, 48)},
     "d128-full-q2-sm103a": {"arch": "sm_103a"},
+    "sm90a-d128-causal": {"arch": "sm_90a", "mask": "causal", "q_stage": None},
+    "sm90a-d192x128-full": {"arch": "sm_90a", "head_dim_qk": 192, "q_stage": None},
+    "sm90a-d64-full-serial-exp-qreg": {
+        "arch": "sm_90a",
+        "head_dim_qk": 64,
+        "head_dim_v": 64,
+        "q_stage": None,
+        "warpgroup_order": "exp",
+        "overlap": False,
+        "q_in_registers": True,
+    },
 }
 SOURCES = tuple(n for n in VARIANTS if n not in ("d192x128-full-q1", "d128-full-q2-sm103a"))
 

@@ -1,7 +1,8 @@
 """One attention problem from an ``.npz`` file through a bundle: what ``fmha-gen run`` does.
 
 Inputs ``q k v`` are float arrays (batch, seqlen, num_heads, head_dim), rounded to the kernel's dtype; ``out`` and
-``lse`` are written as float32. The launcher is the one that serving uses; only the driver differs.
+``lse`` are written as float32, ``lse`` unless the kernels asked for were built without it. The launcher is the one that
+serving uses; only the driver differs.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came out. out: float32 (batch, seqlen_q, num_heads_q, head_dim_v); lse: float32 (batch, heads, seqlen_q).
+    """What came out. out: float32 (batch, seqlen_q, num_heads_q, head_dim_v); lse: float32 (batch, heads, seqlen_q), or
+    None of a kernel that was built without it.
 
     out_bits: the kernel's own 16-bit words. grid: None where nothing was launched. counters: the simulator's executed
     instructions by role and loop, None on a GPU. seconds: of the launch alone, to its end.
     """
 
     out: Array
-    lse: Array
+    lse: Array | None
     out_bits: NDArray[np.uint16]
     kernel: str
     driver: str
@@ -82,8 +84,8 @@ class RunResult:
         return {
             "kernel": self.kernel, "driver": self.driver, "device": self.device, "dtype": self.dtype,
             "grid": None if self.grid is None else list(self.grid), "seconds": round(self.seconds, 6),
-            "out_shape": list(self.out.shape), "lse_shape": list(self.lse.shape), "counters": self.counters,
-            "warnings": self.warnings,
+            "out_shape": list(self.out.shape), "lse_shape": None if self.lse is None else list(self.lse.shape),
+            "counters": self.counters, "warnings": self.warnings,
         }  # fmt: skip
 
 
@@ -98,14 +100,14 @@ class Executor(Protocol):
 
 
 def run_npz(bundle: str | os.PathLike[str], input: str, output: str, options: RunOptions) -> RunResult:
-    """Read `input`, run the problem, write `output` (atomically) with ``out`` and ``lse``.
+    """Read `input`, run the problem, write `output` (atomically) with ``out`` and, where the kernel gives it, ``lse``.
 
     Raises ProblemError for the files' contents, SelectionError when no kernel serves it, DriverError, SimError.
     """
     arrays = read_npz(input)
     check_output(output)
     result = run_arrays(bundle, arrays, options)
-    write_npz(output, {"out": result.out, "lse": result.lse})
+    write_npz(output, {"out": result.out} | ({} if result.lse is None else {"lse": result.lse}))
     return result
 
 
@@ -159,7 +161,7 @@ class CudaExecutor:
     def run(self, arrays: dict[str, Array], dtype: str, options: RunOptions) -> RunResult:
         driver = self.driver
         with DeviceMemory(driver, driver.device(0)) as memory:
-            host = with_outputs(arrays, dtype)
+            host = with_outputs(arrays, dtype, gives_lse(self.bundle.manifest, options.variant))
             tensors = {
                 name: TensorArg.contiguous(memory.upload(a.tobytes(), name), a.shape, _dtype_of(a, dtype), 0)
                 for name, a in host.items()
@@ -169,7 +171,7 @@ class CudaExecutor:
             prepared(0)
             memory.synchronize(f"{prepared.kernel}: run")
             seconds = time.perf_counter() - start
-            for name in ("out", "lse"):
+            for name in {"out", "lse"} & set(host):
                 data = bytearray(host[name].nbytes)
                 memory.download(tensors[name].address, data, name)
                 host[name] = np.frombuffer(data, host[name].dtype).reshape(host[name].shape)
@@ -185,7 +187,7 @@ class SimExecutor:
     name: str = "sim"
 
     def run(self, arrays: dict[str, Array], dtype: str, options: RunOptions) -> RunResult:
-        host = with_outputs(arrays, dtype)
+        host = with_outputs(arrays, dtype, gives_lse(self.bundle.manifest, options.variant))
         tensors = {name: self.driver.place(name, a, _dtype_of(a, dtype)) for name, a in host.items()}
         prepared = prepare(self.bundle, tensors, options)
         start = time.perf_counter()
@@ -196,7 +198,7 @@ class SimExecutor:
         if last is not None:
             from .sim.driver import counters
 
-            warnings = [str(f) for f in last.findings]
+            warnings = [*result.warnings, *(str(f) for f in last.findings)]
             result = replace(result, counters=counters(last), warnings=warnings)
         return result
 
@@ -210,15 +212,21 @@ def prepare(bundle: Bundle, tensors: dict[str, TensorArg], options: RunOptions) 
     )  # fmt: skip
 
 
-def with_outputs(arrays: dict[str, Array], dtype: str) -> dict[str, Array]:
-    """q, k, v as bit patterns of `dtype`, beside out and lse to be written, filled with NaN."""
+def gives_lse(manifest: Manifest, variant: str | None) -> bool:
+    """Whether to ask for the log-sum-exp: unless every kernel that may be taken was built without it."""
+    entries = matching(manifest.kernels, variant)
+    return not entries or any(e.serves.lse for e in entries)
+
+
+def with_outputs(arrays: dict[str, Array], dtype: str, lse: bool = True) -> dict[str, Array]:
+    """q, k, v as bit patterns of `dtype`, beside out and (with `lse`) lse to be written, filled with NaN."""
     bits = {name: np.ascontiguousarray(to_bits(a, dtype)) for name, a in arrays.items()}
     for name, a in bits.items():
         if a.ndim != 4:
             raise ProblemError(f"{name}: shape {a.shape}; wanted (batch, seqlen, num_heads, head_dim)")
     batch, seqlen_q, heads, _ = bits["q"].shape
     bits["out"] = np.full((batch, seqlen_q, heads, bits["v"].shape[3]), 0x7FFF, np.uint16)
-    return {**bits, "lse": np.full((batch, heads, seqlen_q), np.nan, np.float32)}
+    return {**bits, **({"lse": np.full((batch, heads, seqlen_q), np.nan, np.float32)} if lse else {})}
 
 
 def _dtype_of(array: Array, dtype: str) -> str:
@@ -228,10 +236,11 @@ def _dtype_of(array: Array, dtype: str) -> str:
 def _result(
     executor: Executor, host: dict[str, Array], prepared: PreparedLaunch, dtype: str, seconds: float
 ) -> RunResult:
+    warnings = [] if "lse" in host else [f"lse: {prepared.kernel} was built without it; the output has no array lse"]
     return RunResult(
-        out=from_bits(host["out"], dtype), lse=host["lse"], out_bits=host["out"], kernel=prepared.kernel,
+        out=from_bits(host["out"], dtype), lse=host.get("lse"), out_bits=host["out"], kernel=prepared.kernel,
         driver=executor.name, device=prepared.device.name, dtype=dtype,
-        grid=prepared.packed.grid if prepared.packed else None, seconds=seconds,
+        grid=prepared.packed.grid if prepared.packed else None, seconds=seconds, warnings=warnings,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Which kernel of a bundle serves a problem on a device. Pure: no driver, no files, no state.
 
 `explain` gives every kernel with the reasons why it does not serve; `select` the best one that does, or SelectionError
-with the whole trace and the spec line that would add the kernel, if one can; `covers` only whether there is one, and why not.
+with the whole trace and the spec line that would add the kernel, if one can; `covers` only whether there is one, and
+why not.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from fmha_gen import run
 from fmha_gen.built import BUILT
 from fmha_gen.errors import BundleError, DriverError, ProblemError, SelectionError
-from fmha_gen.run import RunOptions, check_features, read_npz, run_npz, with_outputs, write_npz
+from fmha_gen.run import RunOptions, check_features, gives_lse, read_npz, run_npz, with_outputs, write_npz
 from fmha_gen.runtime.cuda import CudaDriver
 from tests.launcher_fixtures import FakeCuda, make_record, small_manifest, write_bundle
 
@@ -94,6 +95,41 @@ def test_inputs_are_rounded_to_the_kernels_dtype_and_outputs_start_as_nan() -> N
     assert (host["q"] == 0x3F80).all(), "1 + 2^-9 rounds to 1 in bf16"
     assert host["out"].shape == (1, 2, 1, 4) and host["lse"].shape == (1, 1, 2)
     assert np.isnan((host["out"].astype(np.uint32) << 16).view(np.float32)).all() and np.isnan(host["lse"]).all()
+
+
+def test_the_lse_is_asked_for_unless_no_kernel_that_may_be_taken_has_it() -> None:
+    with_lse, bare = make_record()[0], make_record(q_stage=1)[0]
+    bare = dataclasses.replace(bare, serves=dataclasses.replace(bare.serves, lse=False))
+    manifest = small_manifest(with_lse, bare)
+    assert gives_lse(manifest, None) and gives_lse(manifest, "*-q2-*") and not gives_lse(manifest, "*-q1-*")
+    assert not gives_lse(small_manifest(bare), None)
+    assert gives_lse(manifest, "nothing"), "the launcher says that it matches no kernel"
+    q = np.zeros((1, 1, 1, 64), np.float32)
+    assert "lse" not in with_outputs({"q": q, "k": q, "v": q}, "bf16", lse=False)
+
+
+def test_a_kernel_without_lse_gives_an_output_without_it_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, cubin, ptx = make_record()
+    serves = dataclasses.replace(record.serves, lse=False)
+    write_bundle(tmp_path / "b", [make_record(q_stage=1), (dataclasses.replace(record, serves=serves), cubin, ptx)])
+    save(tmp_path / "in.npz")
+
+    def kernel(executor: Any, arrays: dict[str, Any], dtype: str, options: RunOptions) -> Any:
+        host = with_outputs(arrays, dtype, gives_lse(executor.bundle.manifest, options.variant))
+        prepared = SimpleNamespace(kernel=record.id, device=SimpleNamespace(name="sim"), packed=None)
+        return run._result(executor, host, prepared, dtype, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run.SimExecutor, "run", kernel)
+    for variant, names in (("*-q2-*", ["out"]), ("*-q1-*", ["out", "lse"])):
+        options = RunOptions(driver="sim", variant=variant)
+        result = run_npz(tmp_path / "b", str(tmp_path / "in.npz"), str(tmp_path / "o.npz"), options)
+        with np.load(tmp_path / "o.npz") as written:
+            assert written.files == names
+        assert (result.report()["lse_shape"] is None) == ("lse" not in names)
+        said = [f"lse: {record.id} was built without it; the output has no array lse"]
+        assert result.warnings == ([] if "lse" in names else said)
 
 
 def test_auto_takes_a_gpu_that_runs_the_bundle_else_the_simulator(

@@ -198,6 +198,10 @@ class FakeCuda:
         self.calls.append((name, *args))
         return self.fail.get(name, Result.SUCCESS)
 
+    def _did_in_context(self, name: str, *args: Any) -> Result:
+        """For calls that the driver refuses without a context: seen of tensor maps, H200, 580.159.04, 2026-11-30."""
+        return self._did(name, *args) if self.stack else Result.INVALID_CONTEXT
+
     def CUlaunchConfig(self) -> SimpleNamespace:
         return SimpleNamespace(attrs=[], numAttrs=0)
 
@@ -278,7 +282,7 @@ class FakeCuda:
         rest = zlib.crc32(repr((args[:2], args[5:])).encode())
         for i, word in enumerate((*args[3], *args[4], rest)):
             encoded.words[2 + i] = word
-        return self._did("cuTensorMapEncodeTiled", *args), encoded
+        return self._did_in_context("cuTensorMapEncodeTiled", *args), encoded
 
     def cuTensorMapReplaceAddress(self, tensor_map: Any, address: int) -> tuple[Result]:
         tensor_map.words[0], tensor_map.words[1] = address, 0xFFFFFFFF

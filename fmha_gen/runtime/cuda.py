@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,9 @@ DEFAULT_SMEM_BYTES = 48 * 1024  # of dynamic shared memory, without opting in
 
 LastMap = tuple[TensorMapArgs, tuple[Any, ...], bytes]
 """A tensor map of the last launch: what was asked for, all of it but names and address, and its 128 bytes."""
+
+
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
 class CudaKernel:
@@ -291,24 +294,33 @@ class CudaDriver:
         if constants is None:
             constants = self._map_constants(args)
         element, rank, *rest = constants
-        u64, extents, strides = api.cuuint64_t, args[4], args[5]
-        result, encoded = api.cuTensorMapEncodeTiled(
-            element[args[2]], rank, args[3], list(map(u64, extents)), list(map(u64, strides)), *rest
-        )
+        u64 = api.cuuint64_t
+        result, encoded = self._in_context(
+            device, api.cuTensorMapEncodeTiled, element[args[2]], rank, args[3], list(map(u64, args[4])),
+            list(map(u64, args[5])), *rest,
+        )  # fmt: skip
         if result:
             raise cuda_errors.error(
                 api, result,
-                f"{args.tensor}: tensor map of extents {extents}, strides {strides} bytes, box {args.box} at "
+                f"{args.tensor}: tensor map of extents {args[4]}, strides {args[5]} bytes, box {args.box} at "
                 f"{args.address:#x}",
             )  # fmt: skip
         return _bytes(encoded, args, device)
+
+    def _in_context(self, device: Device, call: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
+        """The results of a driver call that needs a context, where most threads have one: told so is cheaper than asked."""
+        results = call(*args)
+        if int(results[0]) != INVALID_CONTEXT:
+            return results
+        with self.context(device.ordinal):
+            return call(*args)
 
     def _moved(self, args: TensorMapArgs, data: bytes, device: Device) -> bytes:
         """`encode` from the bytes of a map that differs in its address only, at half the cost. Raises DriverError."""
         api = self.api
         copied = api.CUtensorMap()
         ctypes.memmove(int(copied.getPtr()), data, MAP_BYTES)
-        (result,) = api.cuTensorMapReplaceAddress(copied, args.address)
+        (result,) = self._in_context(device, api.cuTensorMapReplaceAddress, copied, args.address)
         if result:
             raise cuda_errors.error(api, result, f"{args.tensor}: tensor map at {args.address:#x}")
         return _bytes(copied, args, device)

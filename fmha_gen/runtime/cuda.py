@@ -308,7 +308,7 @@ class CudaDriver:
         return _bytes(encoded, args, device)
 
     def _in_context(self, device: Device, call: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
-        """The results of a driver call that needs a context, where most threads have one: told so is cheaper than asked."""
+        """The results of a driver call that needs a context. Most threads have one: it is looked up only on refusal."""
         results = call(*args)
         if int(results[0]) != INVALID_CONTEXT:
             return results

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,14 +202,24 @@ def _compile_all(
                 cache.store(items[n].key, kernel)
             tally.add(n, "failed" if kernel is None else "compiled", kernel, problem)
     except BaseException:
-        for future in futures:
-            future.cancel()
-        kill_running()
+        _stop(futures, local=options.executor is None)
         raise
     finally:
         if options.executor is None:
             executor.shutdown()
     return tally.compiled, [r for r in tally.results if r is not None]
+
+
+def _stop(futures: Iterable[Future[CompiledKernel]], local: bool) -> None:
+    """End what was submitted: nothing starts any more, and compilers that run here are killed, with their folders gone.
+
+    Again and again, as a task that has just begun may not have started its process yet.
+    """
+    for future in futures:
+        future.cancel()
+    while local and any(future.running() for future in futures):
+        kill_running()
+        time.sleep(0.02)
 
 
 def _outcome(future: Future[CompiledKernel], kid: str, local: bool) -> tuple[CompiledKernel | None, str]:

@@ -6,9 +6,12 @@ A command lives in a module of its own, imported only when it runs. Exit codes: 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -61,6 +64,36 @@ def _run(group: _Group, argv: list[str]) -> int:
     """Run the command line `argv`; returns the exit code."""
     as_json = "--json" in argv
     try:
+        with _ended_politely():
+            return _dispatch(group, argv, as_json)
+    except (click.Abort, KeyboardInterrupt) as e:
+        cause = e.__cause__ or e  # click turns a KeyboardInterrupt into an Abort
+        print_error("interrupted", str(cause) or "interrupted", as_json)
+        return 1
+
+
+@contextlib.contextmanager
+def _ended_politely() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as SIGINT does: by an exception, so that child processes and temporary folders
+    go with it. A signal that is ignored (nohup) stays so."""
+
+    def end(number: int, _: Any) -> None:
+        raise KeyboardInterrupt(f"interrupted by {signal.Signals(number).name}")
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _dispatch(group: _Group, argv: list[str], as_json: bool) -> int:
+    try:
         result = click.Group.main(group, args=argv, prog_name="fmha-gen", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.UsageError as e:
@@ -83,9 +116,8 @@ def _run(group: _Group, argv: list[str]) -> int:
         return 1
     except click.exceptions.Exit as e:
         return e.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        print_error("interrupted", "interrupted", as_json)
-        return 1
+    except click.Abort:
+        raise
     except BrokenPipeError:
         sys.stderr.close()
         return 1

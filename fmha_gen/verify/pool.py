@@ -55,6 +55,10 @@ def side_by_side(verify: Verify, tasks: Sequence[Task], jobs: int | None) -> Ite
                     f"{futures[future].kernel}: a worker process died, perhaps for want of memory ({e}); try --jobs 1"
                 ) from e
             yield verdict
+    except BaseException:  # an interrupt does not wait for kernels that have minutes to go
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -51,6 +52,22 @@ def test_a_dead_worker_is_an_error_by_name() -> None:
         list(side_by_side(passes, [task(n, Dies) for n in range(2)], 2))
     with pytest.raises(VerifyError, match=r"kernel0: its worker process died \(exit code 9"):
         list(under_limit(passes, [task(0, Dies), task(1)], 60))
+
+
+def test_an_interrupt_does_not_wait_for_kernels_that_run() -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    start = time.monotonic()
+    try:
+        signal.alarm(3)
+        with pytest.raises(KeyboardInterrupt):
+            list(side_by_side(passes, [task(n, Hangs) for n in range(2)], 2))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < 60
 
 
 def test_r12_a_kernel_that_hangs_fails_and_the_others_are_verified() -> None:

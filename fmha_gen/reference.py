@@ -178,7 +178,7 @@ def check(out: Floats, lse: Floats | None, ref: Reference, dtype: str) -> list[s
     """Every way in which a kernel's `out` (and `lse`, if given) leave the tolerance around `ref`; [] is right.
 
     Storing an output below the dtype's smallest normal adds half a subnormal step to the elementwise limit. The RMS
-    criterion applies from RMS_ROWS rows on (a row's elements share its rounded P: below, chance dominates the ratio) and
+    criterion applies from RMS_ROWS rows on (a row's elements share its rounded P: below, chance dominates the ratio)
     when `ref.rms` is known.
     """
     problems = []

@@ -128,6 +128,7 @@ def _gpu(driver: object, ordinal: int) -> Check:
     from .arch import arch_of_device
     from .built import built_archs
     from .runtime.cuda import CudaDriver
+
     assert isinstance(driver, CudaDriver)
 
     def ask() -> str:

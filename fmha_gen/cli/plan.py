@@ -62,8 +62,7 @@ def _print_brief(plans: list[KernelPlan]) -> None:
     numbers = ("KV stages", "SMEM B", "TMEM cols", "bound clk (model)")
     t = table(count(len(plans), "kernel"), "kernel", "registers", *numbers, "schedule", right=numbers)
     for p in plans:
-        used = sum(r.num_cols for r in p.tmem if r.inside is None)
         registers = "/".join(str(r) for r in p.spec.registers or ())
         bound = f"{p.model.bound_clk:.0f} ({p.model.limiter})"
-        add_row(t, p.id, registers, p.kv_ring.stages, p.smem_bytes, used, bound, p.schedule.name)
+        add_row(t, p.id, registers, p.kv_ring.stages, p.smem_bytes, p.tmem_alloc_cols, bound, p.schedule.name)
     out().print(t)

@@ -17,6 +17,11 @@ from .types import Exp2, Tiles
 # largest relative error 8.8e-5, below the rounding of P to bf16).
 COEFFICIENTS = (1.0, 0.695146143436431884765625, 0.227564394474029541015625, 0.077119089663028717041015625)
 
+# Emulated pairs hold more values at a time than the MUFU's. Beside a row of more than 128 that is what spills: with
+# softmax at tile_n + 64 registers and tile_n 160 and 192, (64, 64) and (96, 96) spill 8 to 24 bytes at 32 (full mask)
+# and 42 to 66 (causal too) emulated exponentials, and nothing at 24 and fewer (ptxas 13.4.59, 2026-11-30).
+WIDE_TILE_N, WIDE_MAX = 128, 16
+
 
 def max_emulated(tiles: Tiles) -> int:
     """All chunks but the last, whose P is awaited most urgently, and whose MUFU results come without a chain."""
@@ -24,11 +29,15 @@ def max_emulated(tiles: Tiles) -> int:
 
 
 def auto_exp2(spec: KernelSpec, tiles: Tiles, arch: Arch) -> tuple[int, str]:
-    """The even number with the smallest modelled bound within the MUFU cap, the fewest of those; and why."""
+    """The even number with the smallest modelled bound within the MUFU cap, the fewest of those; and why.
+
+    Wide KV blocks get at most `WIDE_MAX`, whatever the model says: more would spill.
+    """
     d, dv, n = spec.head_dim_qk, spec.head_dim_v, tiles.tile_n
     cap = model.mufu_cap(d, dv, spec.mask, n, arch)
+    most = max_emulated(tiles) if n <= WIDE_TILE_N else min(max_emulated(tiles), WIDE_MAX)
     best = min(
-        range(0, max_emulated(tiles) + 1, 2),
+        range(0, most + 1, 2),
         key=lambda e: (model.mufu_per_row(n, e) > cap, model.predict(d, dv, n, e, arch).bound_clk, e),
     )
     b = model.predict(d, dv, n, best, arch)
@@ -36,6 +45,8 @@ def auto_exp2(spec: KernelSpec, tiles: Tiles, arch: Arch) -> tuple[int, str]:
         f"model: {b.mufu_per_row} MUFU per row, at most {cap}; clocks MMA {b.mma_clk:.0f}, MUFU {b.mufu_clk:.0f}, "
         f"issue {b.issue_clk:.0f}: bound by {b.limiter}"
     )
+    if best == WIDE_MAX and n > WIDE_TILE_N:
+        why += f"; at most {WIDE_MAX} emulated beside a row of {n} registers"
     return best, why
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from ..arch import Arch
 from ..errors import PlanError
 from ..spec import KernelSpec, Registers
+from .tiles import CHUNK_COLS, MAX_TILE_N
 from .types import WARP_THREADS, Role
 
 NUM_WARPS = 16
@@ -17,7 +18,8 @@ REG_STEP, REG_MIN, REG_MAX = 8, 24, 256  # setmaxnreg takes multiples of 8 in [2
 SOFTMAX_MIN, OTHER_MAX = 128, 128
 # A softmax thread holds a row of S, tile_n float32 values, and beside it packed P, addresses and row state. 48 is the
 # least that could do (fewer are refused); auto gives 64. Measured on the d64 causal kernel, ptxas 13.4, 2026-11-30:
-# 176 registers spill 24 bytes at tile_n 128, 200 spill 32 at 160 and 168 at 192. The compile gate has the last word.
+# 176 registers spill 24 bytes at tile_n 128, 200 spill 32 at 160 and 168 at 192. With 64, and `exp2.WIDE_MAX`, tile_n
+# 160 and 192 compile without spills for every head dim, both masks and both dtypes. The compile gate has the last word.
 ROW_STATE_MIN, ROW_STATE = 48, 64
 
 # (softmax, correction); "other" follows from the rule. With two Q tiles that is 192/72/56, which FlashAttention-4
@@ -70,12 +72,10 @@ def check_registers(regs: Registers, q_stage: int, tile_n: int, arch: Arch, wher
     label = f"registers={{softmax: {regs.softmax}, correction: {regs.correction}, other: {regs.other}}}"
     row = tile_n + ROW_STATE_MIN
     if regs.softmax < row or regs.other < REG_MIN:
-        fit = (regs_per_warpgroup_thread(arch) - regs.correction - (3 - q_stage) * REG_MIN) // q_stage
-        widest = (min(fit, REG_MAX) - ROW_STATE) // 32 * 32
         raise PlanError(
             f"{where}: tile.n={tile_n}, {label}: a softmax thread holds a row of S in {tile_n} registers and needs "
             f"{ROW_STATE_MIN} more at least, {row}; correction and the others need {REG_MIN} each, setmaxnreg gives at "
-            f"most {REG_MAX}; use tile.n <= {widest}" + (" or q_stage 1" if q_stage == 2 else "")
+            f"most {REG_MAX}; use {_fix(regs, q_stage, tile_n, arch)}"
         )
     for name, value in zip(regs._fields, regs, strict=True):
         low = SOFTMAX_MIN if name == "softmax" else REG_MIN
@@ -94,6 +94,18 @@ def check_registers(regs: Registers, q_stage: int, tile_n: int, arch: Arch, wher
             f"{total} registers per thread of the four warpgroups, {arch.name} has {pool} ({arch.registers} / 128); "
             f"use softmax <= {regs.softmax - cut}"
         )
+
+
+def _fix(regs: Registers, q_stage: int, tile_n: int, arch: Arch) -> str:
+    """What to change where a row of S does not fit a softmax thread."""
+    fit = min((regs_per_warpgroup_thread(arch) - regs.correction - (3 - q_stage) * REG_MIN) // q_stage, REG_MAX)
+    if regs.softmax < tile_n + ROW_STATE <= fit:
+        return f"softmax {tile_n + ROW_STATE}"
+    widest = (fit - ROW_STATE) // CHUNK_COLS * CHUNK_COLS
+    hints = [f"tile.n <= {widest}"] if widest >= 2 * CHUNK_COLS else ["fewer correction registers"]
+    if q_stage == 2 and tile_n <= MAX_TILE_N:
+        hints.append("q_stage 1")
+    return " or ".join(hints)
 
 
 def make_roles(q_stage: int, regs: Registers, arch: Arch) -> tuple[Role, ...]:

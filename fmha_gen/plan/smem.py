@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..arch import Arch
 from ..errors import PlanError
-from .tiles import Shape
+from .tiles import CHUNK_COLS, Shape
 from .types import KvRing, SmemBuffer
 
 PAYLOAD_BYTES = 224 * 1024  # what auto gives to Q, K, V and O
@@ -189,7 +189,8 @@ def _stages_that_fit(shape: Shape, best: int) -> str:
 
 def _smaller(shape: Shape) -> str:
     hints = ["q_stage 1"] if shape.q_stage == 2 else []
-    hints += [f"tile.n {shape.tile_n // 2}"] if shape.tile_n >= 128 else []
+    half = shape.tile_n // 2 // CHUNK_COLS * CHUNK_COLS
+    hints += [f"tile.n {half}"] if shape.tile_n >= 128 else []
     return "use " + " or ".join([*hints, "smaller head dimensions"])
 
 

@@ -12,6 +12,7 @@ from .types import Operand, Tiles
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "e4m3": 1, "e5m2": 1}
 TILE_M = 128  # one row of S per TMEM lane, and per softmax thread
 DEFAULT_TILE_N = 128
+MAX_TILE_N = 192  # a row of S and 64 registers more are the 256 that setmaxnreg gives at most: see `registers`
 CHUNK_COLS = 32  # keys that a softmax thread loads, exponentiates and stores at a time
 MMA_K_BYTES = 32  # depth of one tcgen05.mma of 16- or 8-bit operands (PTX ISA)
 MAX_UMMA_N = 256  # largest N of a tcgen05.mma, and largest extent of a TMA box
@@ -73,8 +74,8 @@ def check_shape(shape: Shape, where: str) -> None:
     if n % CHUNK_COLS or not 2 * CHUNK_COLS <= n <= MAX_UMMA_N:
         raise PlanError(
             f"{where}: tile.n={n}: softmax walks {CHUNK_COLS} keys at a time and hands P over in two parts, one "
-            f"tcgen05.mma has at most {MAX_UMMA_N} columns; use a multiple of {CHUNK_COLS} from {2 * CHUNK_COLS} to "
-            f"{MAX_UMMA_N}"
+            f"tcgen05.mma has at most {MAX_UMMA_N} columns, and a softmax thread has registers for a row of "
+            f"{MAX_TILE_N}; use a multiple of {CHUNK_COLS} from {2 * CHUNK_COLS} to {MAX_TILE_N}"
         )
     for name, d in (("head_dim_qk", shape.head_dim_qk), ("head_dim_v", shape.head_dim_v)):
         if d % 32 or not 32 <= d <= MAX_UMMA_N:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..arch import Arch
 from ..errors import PlanError
-from .tiles import Shape
+from .tiles import CHUNK_COLS, DEFAULT_TILE_N, MAX_TILE_N, Shape
 from .types import TmemRegion
 
 S_SLOTS = 2  # two Q tiles, or the two ping-pong slots of one
@@ -42,9 +42,11 @@ def solve_tmem(shape: Shape, arch: Arch, where: str) -> tuple[TmemRegion, ...]:
 
 
 def _advice(shape: Shape, arch: Arch) -> str:
-    fit_n = (arch.tmem_cols - shape.q_stage * shape.head_dim_v) // S_SLOTS // 32 * 32
+    fit_n = (arch.tmem_cols - shape.q_stage * shape.head_dim_v) // S_SLOTS // CHUNK_COLS * CHUNK_COLS
+    fit_n = min(fit_n, MAX_TILE_N if shape.q_stage == 1 else DEFAULT_TILE_N)  # what registers hold: see `registers`
     hints = []
-    if shape.q_stage == 2 and S_SLOTS * shape.tile_n + shape.head_dim_v <= arch.tmem_cols:
+    one = S_SLOTS * shape.tile_n + shape.head_dim_v
+    if shape.q_stage == 2 and one <= arch.tmem_cols and shape.tile_n <= MAX_TILE_N:
         hints.append("q_stage 1")
     if fit_n >= 64:
         hints.append(f"tile.n <= {fit_n}")

@@ -126,7 +126,7 @@ FIELDS: dict[str, Field] = {
             "kv_stage",
             "stages of the shared K/V ring",
             _plain("kv_stage"),
-            leaf=Leaf("int", minimum=1, maximum=32),
+            leaf=Leaf("int", minimum=2, maximum=32),
             auto=True,
         ),
         Field(

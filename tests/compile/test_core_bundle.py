@@ -20,7 +20,7 @@ from fmha_gen.manifest_io import read_verified_file
 from fmha_gen.plan import make_plan
 from fmha_gen.render import render
 from fmha_gen.resources import data_dir
-from fmha_gen.spec import SpecFile, read_specs
+from fmha_gen.spec import SpecFile, read_specs, read_text
 from tests.nvidia_tools import find_cuobjdump
 
 pytestmark = pytest.mark.compile
@@ -45,6 +45,24 @@ def test_every_kernel_of_the_spec_is_there_without_spills(core: CheckedBundle, s
         assert r.resources.registers * r.launch.threads <= limit.registers, r.id
         assert r.launch.dynamic_smem_bytes <= limit.smem_bytes and r.resources.tmem_cols <= limit.tmem_cols, r.id
         assert r.params[-1].offset + r.params[-1].size < 4096
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "dtype: bf16, head_dim: 64, mask: full, tile: {n: 192}",
+        "dtype: fp16, head_dim: 96, mask: causal, tile: {n: 160}",
+    ],
+)
+def test_wide_tiles_that_the_plan_advises_compile_without_spills(fields: str, tmp_path: Path):
+    """The shapes with the fewest registers to spare: `auto` emulates few exponentials beside a wide row."""
+    text = (
+        f"edition: 2026\nbundle: {{name: wide, version: '1'}}\nkernels: [{{family: fmha_fwd, q_stage: 1, {fields}}}]\n"
+    )
+    file = read_text(text, "wide.yaml")
+    built = build_bundle(file.bundle, file.specs, tmp_path / "out", BuildOptions(jobs=1))
+    (record,) = check_bundle(built.root).records
+    assert (record.resources.spill_ops, record.resources.stack_bytes) == (0, 0)
 
 
 def test_hopper_kernels_of_the_spec_pass_the_gates(tmp_path: Path):

@@ -201,6 +201,14 @@ def test_plan_prints_every_kernel_and_its_reasons():
     assert run("plan", CORE, "--brief").stdout.count("fmha_fwd-") == CORE_KERNELS
 
 
+def test_plan_brief_and_inspect_mean_the_same_by_tmem_columns():
+    """Those that the kernel allocates, as its record says; (64, 64) uses 384 of the 512."""
+    args = ("plan", CORE, "--arch", "sm_100a", "--only", "*-bf16-d64-full-q2")
+    (row,) = (r for r in run(*args, "--brief").stdout.splitlines() if "-q2-" in r)
+    (plan,) = json.loads(run(*args, "--json").stdout)["kernels"]
+    assert row.split()[4] == str(plan["tmem_alloc_cols"]) == "512"
+
+
 def test_render_prints_one_source_or_writes_many(tmp_path):
     one = run("render", CORE, "--only", "*-sm100a-bf16-d128-full-q2")
     assert one.exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -197,7 +198,7 @@ def test_a_spec_can_say_the_split() -> None:
             "needs 640 TMEM columns (S 2x192 + O 2x128), sm_100a has 512; use q_stage 1 or tile.n <= 128",
         ),
         ({"tile_n": 100}, "tile.n=100: softmax walks 32 keys at a time"),
-        ({"tile_n": 32}, "use a multiple of 32 from 64 to 256"),
+        ({"tile_n": 32}, "use a multiple of 32 from 64 to 192"),
         ({"tile_m": 64}, "tile.m=64: a softmax thread owns one of 128 TMEM lanes; use tile.m: 128"),
         ({"q_stage": 3}, "q_stage=3: two softmax warpgroups serve at most 2 Q tiles of 128 rows; use q_stage 1 or 2"),
         ({"head_dim_qk": 72}, "head_dim_qk=72: rows are moved in swizzle atoms of 32 or 64 elements"),
@@ -212,8 +213,14 @@ def test_a_spec_can_say_the_split() -> None:
         (
             {"registers": Registers(152, 64, 48)},
             "tile.n=128, registers={softmax: 152, correction: 64, other: 48}: a softmax thread holds a row of S in 128 "
-            "registers and needs 48 more at least, 176;",
+            "registers and needs 48 more at least, 176; correction and the others need 24 each, setmaxnreg gives at "
+            "most 256; use softmax 192",
         ),
+        ({"registers": Registers(152, 256, 24)}, "use fewer correction registers or q_stage 1"),
+        ({"q_stage": 1, "tile_n": 192, "registers": Registers(232, 72, 88)}, "use softmax 256"),
+        ({"q_stage": 1, "tile_n": 224, "head_dim_qk": 64, "head_dim_v": 64}, "use tile.n <= 192"),
+        ({"tile_n": 256, "head_dim_qk": 64, "head_dim_v": 64}, "sm_100a has 512; use tile.n <= 128"),
+        ({"tile_n": 224, "head_dim_qk": 96, "head_dim_v": 64}, "sm_100a has 512; use tile.n <= 128"),
         (
             {"head_dim_qk": 64, "head_dim_v": 64, "tile_n": 192},
             "a softmax thread holds a row of S in 192 registers and needs 48 more at least, 240; correction and the "
@@ -242,6 +249,28 @@ def test_refusals_say_the_arithmetic_and_what_to_do(changes: dict[str, object], 
         make_plan(dataclasses.replace(SPEC, **changes))
     assert str(e.value).startswith("specs/x.yaml:14: ")
     assert says in str(e.value)
+
+
+@pytest.mark.parametrize("q_stage", [1, 2])
+@pytest.mark.parametrize("tile_n", range(32, 288, 32))
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128)], ids=str)
+def test_what_a_refused_tile_is_advised_to_do_is_a_plan(dims: tuple[int, int], tile_n: int, q_stage: int) -> None:
+    spec = dataclasses.replace(SPEC, head_dim_qk=dims[0], head_dim_v=dims[1], tile_n=tile_n, q_stage=q_stage)
+    try:
+        plan = make_plan(spec)
+    except PlanError as e:
+        advice = str(e).rpartition("; use ")[2]
+    else:
+        assert 64 <= tile_n <= (128 if q_stage == 2 else 192)
+        assert plan.role("softmax0").num_regs >= tile_n + registers.ROW_STATE
+        assert plan.exp2.emulated_elems <= (96 if tile_n <= 128 else 16), "more would spill beside a wide row"
+        return
+    sizes = [int(n) for n in re.findall(r"tile\.n <= (\d+)", advice) + re.findall(r"from 64 to (\d+)", advice)]
+    assert sizes or "q_stage 1" in advice
+    for n in sizes:
+        make_plan(dataclasses.replace(spec, tile_n=min(n, 128) if q_stage == 2 and "multiple" in advice else n))
+    if "q_stage 1" in advice:
+        make_plan(dataclasses.replace(spec, q_stage=1))
 
 
 def test_a_payload_that_only_the_rest_breaks_says_so() -> None:

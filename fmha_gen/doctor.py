@@ -6,6 +6,7 @@ on a GPU). A part that is missing says which of them it takes away, and what to 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import platform
@@ -19,6 +20,11 @@ from .errors import FmhaGenError
 
 ABILITIES = ("build", "simulate", "launch")
 MIN_PYTHON = (3, 11)
+_WORDS = {
+    "build": "compile bundles",
+    "simulate": "run bundles in the simulator",
+    "launch": "launch bundles on a GPU",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,8 @@ class Check:
 
 def examine() -> list[Check]:
     """Every check, in the order in which a person would fix them."""
-    checks = [_python(), _package("PyYAML", ("build",)), _package("jinja2", ("build",)), _templates(), _toolchain()]
+    checks = [_python(), *(_package(name, ("build", "simulate")) for name in ("click", "rich"))]
+    checks += [_package("PyYAML", ("build",)), _package("jinja2", ("build",)), _templates(), _toolchain()]
     checks += [_nvdisasm(), _package("numpy", ("simulate",)), _package("numba", ("simulate",)), _cores()]
     checks += [_package("cuda-bindings", ("launch",)), *_driver()]
     return checks
@@ -42,6 +49,22 @@ def examine() -> list[Check]:
 def abilities(checks: list[Check]) -> dict[str, bool]:
     """Which abilities this installation has."""
     return {name: all(c.ok for c in checks if name in c.needed_for) for name in ABILITIES}
+
+
+def report(checks: list[Check]) -> dict[str, object]:
+    """The keys of ``fmha-gen doctor --json``."""
+    return {"version": __version__, "can": abilities(checks), "checks": [dataclasses.asdict(c) for c in checks]}
+
+
+def conclusions(checks: list[Check]) -> list[str]:
+    """One line for each ability."""
+    return [f"can {_WORDS[name]}: {'yes' if ok else 'no'}" for name, ok in abilities(checks).items()]
+
+
+def exit_code(checks: list[Check]) -> int:
+    """0 if this installation can compile bundles and simulate them, else 1."""
+    can = abilities(checks)
+    return 0 if can["build"] and can["simulate"] else 1
 
 
 def _python() -> Check:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import click
 from rich.text import Text
 
 from .. import __version__
 from .output import add_row, json_option, out, print_json, table
-
-_WORDS = {
-    "build": "compile bundles",
-    "simulate": "run bundles in the simulator",
-    "launch": "launch bundles on a GPU",
-}
 
 
 @click.command("doctor")
@@ -24,17 +16,16 @@ def command(as_json: bool) -> int:
 
     Exit code 0 if it can compile bundles and simulate them; a GPU is not needed for either.
     """
-    from ..doctor import abilities, examine
+    from ..doctor import conclusions, examine, exit_code, report
 
     checks = examine()
-    can = abilities(checks)
     if as_json:
-        print_json({"version": __version__, "can": can, "checks": [dataclasses.asdict(c) for c in checks]})
+        print_json(report(checks))
     else:
         t = table(f"fmha-gen {__version__}", "part", "", "finding")
         for c in checks:
             add_row(t, c.part, "ok" if c.ok else Text("missing", "red"), c.what)
         out().print(t)
-        for name, ok in can.items():
-            click.echo(f"can {_WORDS[name]}: {'yes' if ok else 'no'}")
-    return 0 if can["build"] and can["simulate"] else 1
+        for line in conclusions(checks):
+            click.echo(line)
+    return exit_code(checks)

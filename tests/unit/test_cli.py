@@ -89,6 +89,38 @@ def test_without_the_build_extra_the_script_says_what_to_install(tmp_path):
     )
 
 
+def runtime_only(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """A command where only the run time's packages can be found, without this test's site-packages."""
+    hide = "import importlib.metadata as m, sys\nfrom importlib.abc import MetaPathFinder\n"
+    hide += "HIDDEN = 'click rich yaml jinja2 numpy numba llvmlite cutlass'.split()\n"
+    hide += "class Hide(MetaPathFinder):\n def find_spec(self, name, path=None, target=None):\n"
+    hide += "  if name.partition('.')[0] in HIDDEN: raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+    hide += "sys.meta_path.insert(0, Hide())\nfound = m.version\ndef version(name):\n"
+    hide += " if name.lower() in (*HIDDEN, 'pyyaml') or 'cutlass' in name: raise m.PackageNotFoundError(name)\n"
+    hide += " return found(name)\nm.version = version\nfrom fmha_gen.__main__ import main\n"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    code = f"{hide}sys.argv[1:] = {list(args)!r}\nmain()\n"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+
+
+def test_doctor_answers_where_only_the_run_time_is_installed(tmp_path):
+    result = runtime_only(tmp_path, "doctor", "--json")
+    assert result.stderr == "" and result.returncode == 1
+    data = json.loads(result.stdout)
+    assert data["version"] == __version__ and data["can"]["build"] is data["can"]["simulate"] is False
+    missing = {c["part"] for c in data["checks"] if not c["ok"]}
+    assert {"click", "rich", "PyYAML", "jinja2", "compiler", "numpy", "numba"} <= missing
+    text = runtime_only(tmp_path, "doctor")
+    assert text.stderr == "" and text.returncode == 1
+    lines = text.stdout.splitlines()
+    assert lines[0] == f"fmha-gen {__version__}" and "can compile bundles: no" in lines
+    assert any(line.split()[:3] == ["click", "missing", "not"] for line in lines)
+    other = runtime_only(tmp_path, "list", "b", "--json")
+    error = json.loads(other.stdout)["error"]
+    assert other.returncode == 1 and other.stderr == ""
+    assert error["code"] == "toolchain" and error["message"].startswith("click is not installed; ")
+
+
 def test_a_missing_package_of_a_command_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     for name in [m for m in sys.modules if m.startswith("fmha_gen.spec")]:

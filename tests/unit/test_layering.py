@@ -55,7 +55,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "explain": (BASE | {"manifest", "runtime"}, set()),
     "verify": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "run", "runtime", "sim"}, {"numpy"}),
     "doctor": (BASE | {"__init__", "arch", "built", "compiler", "resources", "runtime", "sass", "spec"}, set()),
-    "__main__": ({"cli"}, {"click", "rich"}),
+    "__main__": ({"__init__", "cli", "doctor"}, {"click", "rich"}),
 }
 CLI_THIRD_PARTY = {"click", "rich"}
 

@@ -10,12 +10,14 @@ from .cache import BuildCache, default_cache_dir
 from .executors import open_executor
 from .identity import build_digest, generator
 from .jobs import choose_jobs
+from .keep import Dropped
 from .orchestrate import BuildOptions, BuildResult, KernelResult, build_bundle
 
 __all__ = [
     "BuildCache",
     "BuildOptions",
     "BuildResult",
+    "Dropped",
     "KernelResult",
     "build_bundle",
     "build_digest",

@@ -22,6 +22,7 @@ from ..spec import BundleHeader, KernelSpec, check_identities
 from .cache import BuildCache, default_cache_dir
 from .identity import build_digest, generator
 from .jobs import choose_jobs
+from .keep import Dropped, keep
 
 if TYPE_CHECKING:
     from ..render import Rendered
@@ -31,9 +32,10 @@ _NO_FILE = FileRecord("", "", 0)
 
 @dataclass(frozen=True, slots=True)
 class KernelResult:
-    """What became of one kernel. state: ``planned`` (dry run), ``cached``, ``compiled`` or ``failed``.
+    """What became of one kernel. state: ``planned`` (dry run), ``cached``, ``compiled``, ``kept`` or ``failed``.
 
-    seconds: compile time, that of the first compilation for a cached kernel. cubin_bytes: 0 unless there is a cubin.
+    ``kept``: not asked for now, and in the bundle from a build before. seconds: compile time, that of the first
+    compilation for a cached kernel, 0 for one that was kept. cubin_bytes: 0 unless there is a cubin.
     """
 
     id: str
@@ -52,13 +54,15 @@ Progress = Callable[[KernelResult, int, int], None]  # (kernel, kernels done, ke
 class BuildOptions:
     """How to build; nothing here changes what a kernel is.
 
-    jobs: kernels compiled side by side; None: one per processor. Memory limits either. only: glob on kernel ids.
+    jobs: kernels compiled side by side; None: one per processor. Memory limits either. only: glob on kernel ids. arch:
+    one architecture of the spec. What the two leave out stays in the bundle if it is of this build: see `keep`.
     dry_run: plan and render only. source: ship rendered sources. executor: runs the compilations elsewhere (any
     `concurrent.futures` executor; the task is picklable and pure); the caller owns it.
     """
 
     jobs: int | None = None
     only: str | None = None
+    arch: str | None = None
     dry_run: bool = False
     source: bool = False
     time_limit_s: float = 600.0
@@ -69,12 +73,16 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """root: the bundle's folder (of a dry run: where it would be). files_written counts files that changed."""
+    """root: the bundle's folder (of a dry run: where it would be). files_written counts files that changed.
+
+    dropped: what the bundle held before and does not hold now.
+    """
 
     root: Path
     kernels: tuple[KernelResult, ...]
     jobs: int
     files_written: int = 0
+    dropped: tuple[Dropped, ...] = ()
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -105,7 +113,7 @@ class BuildItem:
 def build_bundle(
     header: BundleHeader, specs: Sequence[KernelSpec], out_dir: Path, options: BuildOptions | None = None
 ) -> BuildResult:
-    """Build ``out_dir/<name>-<version>/`` from `specs`.
+    """Build ``out_dir/<name>-<version>/`` from `specs`, all that the bundle may hold.
 
     Raises SpecError (nothing to build, clashing ids), PlanError (every variant that does not fit), ToolchainError,
     CompileError (every kernel that failed; nothing is written), BundleError (the folder holds something else or cannot
@@ -113,33 +121,49 @@ def build_bundle(
     """
     options = options or BuildOptions()
     root = out_dir / f"{header.name}-{header.version}"
-    sources = [(plan, render(plan)) for plan in _plan(specs, options.only)]
+    chosen, others = _plan(specs, options)
+    sources = [(plan, render(plan)) for plan in chosen]
     if options.dry_run:
         return BuildResult(root, tuple(KernelResult(p.spec.id, p.spec.arch, "planned") for p, _ in sources), 0)
     check_target(root)
     cache, code = BuildCache(options.cache_dir or default_cache_dir()), code_digest()
-    items = [make_item(plan, rendered, code, str(cache.log_dir), options.time_limit_s) for plan, rendered in sources]
+
+    def make(plan: KernelPlan, rendered: Rendered | None = None) -> BuildItem:
+        return make_item(plan, rendered or render(plan), code, str(cache.log_dir), options.time_limit_s)
+
+    items = [make(plan, rendered) for plan, rendered in sources]
     jobs = choose_jobs(options.jobs, len(items))
     compiled, results = _compile_all(items, cache, jobs, options)
     failures = [r for r in results if r.state == "failed"]
     if failures:
-        kept = f"{len(results) - len(failures)} of {len(results)} kernels compiled and are kept for the next try"
-        raise CompileError("\n".join([*(r.problem for r in failures), f"{kept}; {root} was not written"]))
-    kernels = [_kernel_files(i, c, options.source) for i, c in zip(items, compiled, strict=True) if c is not None]
+        saved = f"{len(results) - len(failures)} of {len(results)} kernels compiled and are kept for the next try"
+        raise CompileError("\n".join([*(r.problem for r in failures), f"{saved}; {root} was not written"]))
+    kept = keep(root, [i.id for i in items], others, make)
+    done = [(i, c) for i, c in zip(items, compiled, strict=True) if c is not None] + list(kept.kernels)
+    kernels = [_kernel_files(item, kernel, options.source) for item, kernel in done]
     written = write_bundle(
-        root, header.name, header.version, generator(), _toolchain(kernels, compiled), MIN_DRIVER, kernels
+        root, header.name, header.version, generator(), _toolchain([c for _, c in done]), MIN_DRIVER, kernels
     )
-    return BuildResult(root, tuple(results), jobs, written.files_written)
+    results += [_result(item, kernel, "kept") for item, kernel in kept.kernels]
+    return BuildResult(root, tuple(results), jobs, written.files_written, kept.dropped)
 
 
-def _plan(specs: Sequence[KernelSpec], only: str | None) -> list[KernelPlan]:
-    """Plans of the specs that `only` selects; every problem of every spec in one error."""
-    plans, problems = [], []
+def _plan(specs: Sequence[KernelSpec], options: BuildOptions) -> tuple[list[KernelPlan], list[KernelPlan]]:
+    """Plans of the specs that the options select, and of the others; every problem of every spec in one error.
+
+    What another architecture than the one asked for cannot fit is no problem of this build.
+    """
+    only, arch = options.only, options.arch
+    plans: list[KernelPlan] = []
+    elsewhere: list[KernelPlan] = []
+    problems = []
     for spec in specs:
+        here = arch is None or spec.arch == arch
         try:
-            plans.append(make_plan(spec))
+            (plans if here else elsewhere).append(make_plan(spec))
         except PlanError as e:
-            problems.append(str(e))
+            if here:
+                problems.append(str(e))
     if problems:
         raise PlanError("\n".join(problems))
     check_identities(p.spec for p in plans)
@@ -149,7 +173,8 @@ def _plan(specs: Sequence[KernelSpec], only: str | None) -> list[KernelPlan]:
     if not chosen:
         ids = "\n  ".join(p.spec.id for p in plans)
         raise SpecError([f"--only {only}: matches none of the {len(plans)} kernels:\n  {ids}"])
-    return chosen
+    taken = {p.spec.id for p in chosen}
+    return chosen, [p for p in plans if p.spec.id not in taken] + elsewhere
 
 
 def make_item(plan: KernelPlan, rendered: Rendered, code: str, log_dir: str, time_limit_s: float) -> BuildItem:
@@ -236,7 +261,7 @@ def _outcome(future: Future[CompiledKernel], kid: str, local: bool) -> tuple[Com
         return None, f"{kid}: its worker failed: {type(e).__name__}: {e}"  # lost, or killed
 
 
-def _result(item: BuildItem, kernel: CompiledKernel | None, state: str, problem: str) -> KernelResult:
+def _result(item: BuildItem, kernel: CompiledKernel | None, state: str, problem: str = "") -> KernelResult:
     arch = item.plan.spec.arch
     if kernel is None:
         return KernelResult(item.id, arch, state, problem=problem)
@@ -271,9 +296,9 @@ def _kernel_files(item: BuildItem, kernel: CompiledKernel, with_source: bool) ->
     return KernelFiles(record, kernel.cubin, kernel.ptx, kernel.line_map, source)
 
 
-def _toolchain(kernels: list[KernelFiles], compiled: list[CompiledKernel | None]) -> Toolchain:
+def _toolchain(kernels: list[CompiledKernel]) -> Toolchain:
     """The one toolchain of all kernels: the cache's keys let no other in."""
-    versions = {(c.cuda, c.ptxas) for c in compiled if c is not None}
+    versions = {(c.cuda, c.ptxas) for c in kernels}
     if len(versions) != 1:
         raise CompileError(f"kernels of {len(versions)} toolchains in one bundle: {sorted(versions)}; empty the cache")
     cuda, ptxas = versions.pop()

@@ -12,6 +12,7 @@ from .output import (
     add_row,
     arch_option,
     count,
+    err,
     json_option,
     only_option,
     out,
@@ -49,14 +50,16 @@ def command(
     """Compile spec files into the bundle DIR/<name>-<version>, whose path is the last line printed.
 
     Kernels whose spec, templates and toolchain did not change come from the build cache. A kernel that fails fails the
-    build, by name; the others are kept for the next try and no manifest is written.
+    build, by name; the others are kept for the next try and no manifest is written. With --only or --arch, kernels of
+    the bundle that is there stay if the spec still asks for them and nothing that makes them changed.
     """
     from ..build import BuildOptions, build_bundle
     from ..build.executors import open_executor
-    from ..spec import read_specs
+    from ..spec import only_arch, read_specs
 
     start = time.perf_counter()
-    file = read_specs(specs, arch)
+    file = read_specs(specs)
+    arch = None if arch is None else only_arch(file, arch).archs[0]
     bar, advance = progress(len(file.specs), "compiling")
 
     def report(kernel: KernelResult, done: int, total: int) -> None:
@@ -64,7 +67,9 @@ def command(
         advance(kernel.id)
 
     with bar, open_executor(executor) as cluster:
-        options = BuildOptions(jobs=jobs, only=only, dry_run=dry_run, source=source, executor=cluster, progress=report)
+        options = BuildOptions(
+            jobs=jobs, only=only, arch=arch, dry_run=dry_run, source=source, executor=cluster, progress=report
+        )
         result = build_bundle(file.bundle, file.specs, Path(out_dir), options)
     if as_json:
         print_json(_as_dict(result, dry_run, time.perf_counter() - start))
@@ -82,6 +87,7 @@ def _as_dict(result: BuildResult, dry_run: bool, seconds: float) -> dict[str, ob
         "files_written": result.files_written,
         "seconds": round(seconds, 3),
         "kernels": [{key: getattr(k, key) for key in keys} for k in result.kernels],
+        "dropped": [{"id": d.id, "why": d.why} for d in result.dropped],
     }
 
 
@@ -97,6 +103,10 @@ def _print(result: BuildResult, dry_run: bool, seconds: float) -> None:
         click.echo(f"{kernels} for {archs}; nothing was compiled or written")
     else:
         done = f"{result.count('compiled')} compiled, {result.count('cached')} from the build cache"
+        if kept := result.count("kept"):
+            done += f", {kept} kept of the bundle that was there"
+        for gone in result.dropped:
+            err().print(f"warning: {gone.id or result.root}: left out: {gone.why}", markup=False, soft_wrap=True)
         size = f"{result.cubin_bytes} B of cubins; {count(result.files_written, 'file')} written"
         click.echo(f"{kernels} for {archs} in {seconds:.1f} s: {done}; {size}")
     click.echo(str(result.root))

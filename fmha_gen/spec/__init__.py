@@ -24,6 +24,7 @@ __all__ = [
     "Registers",
     "SpecFile",
     "check_identities",
+    "only_arch",
     "read_specs",
     "read_text",
     "schema",
@@ -48,7 +49,7 @@ def read_specs(paths: Sequence[str | Path], arch: str | None = None) -> SpecFile
     if problems:
         raise SpecError(problems)
     merged = _merge(files)
-    return _only_arch(merged, arch) if arch is not None else merged
+    return only_arch(merged, arch) if arch is not None else merged
 
 
 def _text_of(path: Path) -> str:
@@ -80,7 +81,8 @@ def _merge(files: list[tuple[str, SpecFile]]) -> SpecFile:
     return SpecFile(first.bundle, archs, tuple(seen))
 
 
-def _only_arch(file: SpecFile, arch: str) -> SpecFile:
+def only_arch(file: SpecFile, arch: str) -> SpecFile:
+    """The variants of one architecture (any accepted spelling). Raises SpecError if it is none that the file lists."""
     name = parse_arch(arch)
     if name is None:
         raise SpecError([f"--arch {arch}: no known architecture; accepted are {accepted_archs()}"])

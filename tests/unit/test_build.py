@@ -59,7 +59,11 @@ class FakeCompiler:
             raise CompileError(f"{job.id}: error: no such register; full log: {job.log_dir}/{job.id}.log")
         want = job.expected
         cubin = make_cubin(
-            (want.symbol,), params=[(o, s) for _, o, s in want.params], block=(want.threads, 1, 1), registers=128
+            (want.symbol,),
+            sm=int(want.arch[3:-1]),
+            params=[(o, s) for _, o, s in want.params],
+            block=(want.threads, 1, 1),
+            registers=128,
         )
         resources = Resources(128, 0, 0, 0, job.tmem_cols, 128)
         return CompiledKernel(cubin, f"// {job.id}\n".encode(), b"{}\n", resources, "13.4", "13.4.59", 1.5)
@@ -198,6 +202,74 @@ def test_only_builds_what_matches(compiler: FakeCompiler, options: BuildOptions,
     assert len(result.kernels) == 1 and "causal" in result.kernels[0].id
     with pytest.raises(SpecError, match=r"--only \*d512\*: matches none of the 3 kernels:\n  fmha_fwd"):
         build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, only="*d512*"))
+
+
+def ids_of(root: Path) -> set[str]:
+    return {k.id for k in check_bundle(root).manifest.kernels}
+
+
+def test_only_keeps_the_bundles_other_kernels_of_this_very_build(compiler, options, tmp_path: Path):
+    """Somebody rebuilds one kernel of a bundle that ships: the others must not be gone."""
+    whole = build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    before = tree(whole.root)
+    compiler.compiled.clear()
+    part = dataclasses.replace(options, only="*-fp16-*")
+    result = build_bundle(HEADER, SPECS, tmp_path / "out", part)
+    assert (result.count("cached"), result.count("kept"), result.dropped) == (1, 2, ())
+    assert tree(whole.root) == before and compiler.compiled == [] and result.files_written == 0
+    assert {k.id for k in result.kernels} == ids_of(whole.root) and result.cubin_bytes == whole.cubin_bytes
+
+
+def test_only_adds_to_a_bundle_that_holds_a_part(compiler, options, tmp_path: Path):
+    for pattern in ("*-fp16-*", "*-causal-*", "*-bf16-d64-*"):
+        result = build_bundle(HEADER, SPECS, tmp_path / "out", dataclasses.replace(options, only=pattern))
+    other = build_bundle(HEADER, SPECS, tmp_path / "other", options)
+    assert tree(result.root) == tree(other.root) and len(compiler.compiled) == 3
+
+
+def test_kernels_of_another_build_or_spec_are_left_out_by_name(compiler, options, tmp_path: Path, monkeypatch):
+    """Two builds never mix: what changed is left out, and what the spec no longer asks for too; both are said."""
+    root = build_bundle(HEADER, SPECS, tmp_path / "out", options).root
+    fp16, causal = (next(i for i in ids_of(root) if part in i) for part in ("-fp16-", "-causal-"))
+    monkeypatch.setattr(identity, "identity", lambda: {**TOOLCHAIN, "files": "e" * 64})
+    result = build_bundle(HEADER, SPECS[:2], tmp_path / "out", dataclasses.replace(options, only="*-bf16-d64-*"))
+    assert {d.id: d.why for d in result.dropped} == {
+        fp16: "it is of another build: its templates or the toolchain changed",
+        causal: "the spec does not ask for it",
+    }
+    assert ids_of(root) == {k.id for k in result.kernels} and result.count("kept") == 0
+    assert len(ids_of(root)) == 1
+
+
+def test_a_build_of_the_whole_spec_says_what_it_leaves_out(compiler, options, tmp_path: Path):
+    root = build_bundle(HEADER, SPECS, tmp_path / "out", options).root
+    gone = next(i for i in ids_of(root) if "-causal-" in i)
+    result = build_bundle(HEADER, SPECS[:2], tmp_path / "out", options)
+    assert [d.id for d in result.dropped] == [gone] and gone not in ids_of(root)
+
+
+def test_damaged_kernels_and_bundles_are_not_kept(compiler, options, tmp_path: Path):
+    root = build_bundle(HEADER, SPECS, tmp_path / "out", options).root
+    cubin = next(p for p in (root / "cubin").iterdir() if "-causal-" in p.name)
+    cubin.write_bytes(b"")
+    part = dataclasses.replace(options, only="*-fp16-*")
+    (dropped,) = build_bundle(HEADER, SPECS, tmp_path / "out", part).dropped
+    assert "-causal-" in dropped.id and f"{cubin.name}: 0 bytes, expected" in dropped.why
+    (root / "manifest.json").write_text("{")
+    (dropped,) = build_bundle(HEADER, SPECS, tmp_path / "out", part).dropped
+    assert dropped.id == "" and "cannot be read" in dropped.why and len(ids_of(root)) == 1
+
+
+def test_arch_keeps_the_kernels_of_the_others(compiler, options, tmp_path: Path):
+    """`--arch` is `--only` by architecture; what another one cannot fit is no problem of this build."""
+    hopper = [dataclasses.replace(s, arch="sm_90a", q_stage=None) for s in SPECS]
+    whole = build_bundle(HEADER, [*SPECS, *hopper], tmp_path / "out", options)
+    assert whole.archs == ("sm_100a", "sm_90a")
+    misfit = dataclasses.replace(SPECS[0], arch="sm_90a", exp2_emulation=2)
+    here = dataclasses.replace(options, arch="sm_100a")
+    result = build_bundle(HEADER, [*SPECS, *hopper, misfit], tmp_path / "out", here)
+    assert (result.count("cached"), result.count("kept"), result.dropped) == (3, 3, ())
+    assert ids_of(whole.root) == {k.id for k in whole.kernels}
 
 
 def test_every_variant_that_does_not_fit_is_reported(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):

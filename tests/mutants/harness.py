@@ -146,13 +146,14 @@ class Kernel:
         return Verdict(mutant or Mutant("nothing", "none", ()), kinds, case_name, problem, time.perf_counter() - start)
 
     def _run(self, mutant: Mutant | None) -> tuple[str, str]:
-        """(first problem, its case): the quick problems, then those that a full verification runs under all its seeds,
-        under these."""
+        """(first problem, its case): the quick problems, then for a mutant those that a full verification runs under
+        all its seeds, under these."""
         bench = _MutantBench(self.bundle, mutant)
         few = KernelCheck(bench, self.entry, range(2), self._references)
         many = KernelCheck(bench, self.entry, range(2, FULL_SEEDS), self._references)
         seeded = {c.name for c in full_cases() if c.all_seeds}
-        for check, cases in ((few, self.cases), (many, [c for c in self.cases if c.name in seeded])):
+        more = [c for c in self.cases if c.name in seeded and mutant is not None]
+        for check, cases in ((few, self.cases), (many, more)):
             for case in cases:
                 verdict = check.case(replace(case, all_seeds=True) if check is many else case)
                 if verdict.problems:

@@ -283,7 +283,7 @@ def _moved(lines: Sequence[str], first: Site, second: Site) -> Mutant:
     else:
         text, edits = first.text, [(first.line, first.text, "")]
     edits.append((second.line, second.text, f"{second.text} {text}"))
-    name = f"late: {first.name} after {second.name}"
+    name = f"late: {first.name} after {' '.join(p for p in (second.kind, second.what) if p)}"
     return Mutant(name, "late", tuple(edits), f"{first.kind} after {second.kind}")
 
 

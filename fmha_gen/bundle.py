@@ -35,6 +35,7 @@ from .manifest_io import (
     read_record,
     read_verified_file,
 )
+from .record_checks import check_ptx
 
 FOLDERS = ("records", "cubin", "ptx", "lines", "source")
 _DIGEST_CHARS = 16  # of a file's SHA-256 in its name
@@ -115,7 +116,8 @@ def check_bundle(root: str | os.PathLike[str]) -> CheckedBundle:
     records = tuple(read_record(folder, entry) for entry in manifest.kernels)
     for record in records:
         read_cubin(folder, record)
-        for file in (record.ptx, record.line_map, record.source):
+        check_ptx(read_verified_file(folder, record.ptx), record, str(folder / record.ptx.path))
+        for file in (record.line_map, record.source):
             if file is not None:
                 read_verified_file(folder, file)
     known = {k.record.path for k in manifest.kernels}.union(*(_paths(r) for r in records))

@@ -1,6 +1,6 @@
 """Reading a bundle from disk: the only code that opens a bundle's files.
 
-Standard library and `fmha_gen.errors`, `.manifest` and `.elf` only, so that the run time can use it as it is:
+Standard library and modules that need no more, so that the run time can use it as it is:
 
     manifest = read_manifest(root)               # index; format, integrity and safety checked
     record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
@@ -11,7 +11,9 @@ Everything that is wrong raises BundleError naming the file, what was expected a
 
 Integrity: `manifest.json` carries the SHA-256 of its own text (with the digest itself written as 64 zeros), every
 index entry carries size and SHA-256 of its record, and every record those of its cubin, PTX, line map and source.
-That finds damage and edits; it is no signature, and does not stop someone who recomputes the digests.
+That finds damage and edits; it is no signature, and does not stop someone who recomputes the digests. What he may
+still not write is in `record_checks`: values out of range, and what the cubin or another part of the record
+contradicts.
 
 Safety: paths are relative, normalised and stay inside the bundle after symlinks are followed; files must be regular
 and not world-writable, nor may the folder be (unless the file system is mounted read-only).
@@ -29,6 +31,7 @@ from typing import Any
 from . import elf
 from .errors import BundleError
 from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, to_json
+from .record_checks import check_manifest, check_record, check_resources
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -51,7 +54,9 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
     data = _decode(raw, where)
     _check_format(data, where)
     _check_self_digest(raw, where)
-    return from_dict(Manifest, data, where)
+    manifest: Manifest = from_dict(Manifest, data, where)
+    check_manifest(manifest, where)
+    return manifest
 
 
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
@@ -63,6 +68,7 @@ def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecor
         indexed, recorded = getattr(entry, name), getattr(record, name)
         if indexed != recorded:
             raise BundleError(f"{where}: {name} is {recorded!r}, the manifest says {indexed!r}; {_REBUILD}")
+    check_record(record, where)
     return record
 
 
@@ -86,7 +92,7 @@ def read_cubin(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
 
 
 def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
-    """Refuse a cubin whose own tables contradict `record`: architecture, symbol, parameters or block size.
+    """Refuse a cubin whose own tables contradict `record`: architecture, symbol, parameters, block size or resources.
 
     Raises BundleError naming `where`, the record's value and the cubin's.
     """
@@ -110,6 +116,7 @@ def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
             f"{where}: requires blocks of {kernel.block}, the record launches ({record.launch.threads}, 1, 1); "
             f"{_REBUILD}"
         )
+    check_resources(kernel, record, where)
 
 
 def check_relative_path(path: str, where: str) -> None:
@@ -177,6 +184,7 @@ def _read_regular(folder: Path, path: str, where: str, size_bytes: int | None = 
             base = os.path.realpath(folder, strict=True)
             if os.path.commonpath((real, base)) != base:
                 raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
+        _refuse_world_writable(os.stat(os.path.dirname(real)), os.path.dirname(real))
         fd = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None

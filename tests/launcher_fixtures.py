@@ -174,6 +174,7 @@ class FakeCuda:
         self.launches: list[SimpleNamespace] = []
         self.fail: dict[str, Result] = {}
         self.pointer_device = 0
+        self.max_smem = 232448
         self.capturing = False
         self.context_device: dict[int, int] = {}
         self._stacks = threading.local()
@@ -231,7 +232,7 @@ class FakeCuda:
     def cuDeviceGetAttribute(self, attribute: str, device: int) -> tuple[Result, int]:
         major, minor = self.capabilities[device]
         values = {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor}
-        values |= {"MULTIPROCESSOR_COUNT": self.num_sms, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 232448}
+        values |= {"MULTIPROCESSOR_COUNT": self.num_sms, "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": self.max_smem}
         return Result.SUCCESS, values[attribute.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
     def cuPointerGetAttribute(self, attribute: str, address: int) -> tuple[Result, int]:

@@ -33,6 +33,7 @@ from fmha_gen.errors import CompileError, PlanError, SpecError, ToolchainError
 from fmha_gen.launch_rules import HEADS_PER_SECTION
 from fmha_gen.manifest import Resources
 from fmha_gen.spec import BundleHeader, KernelSpec
+from tests.fake_bundle import make_ptx
 from tests.fake_cubin import make_cubin
 
 HEADER = BundleHeader("demo", "1.2.0")
@@ -66,7 +67,7 @@ class FakeCompiler:
             registers=128,
         )
         resources = Resources(128, 0, 0, 0, job.tmem_cols, 128)
-        return CompiledKernel(cubin, f"// {job.id}\n".encode(), b"{}\n", resources, "13.4", "13.4.59", 1.5)
+        return CompiledKernel(cubin, make_ptx(want.symbol, want.arch), b"{}\n", resources, "13.4", "13.4.59", 1.5)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from fmha_gen.bundle import check_bundle
 from fmha_gen.errors import BundleError
 from fmha_gen.manifest import FileRecord, KernelEntry, Manifest, Serves
 from fmha_gen.manifest_io import check_relative_path, manifest_text, read_manifest, read_record, read_verified_file
-from tests.fake_bundle import GENERATOR, TOOLCHAIN, make_bundle, make_kernel
+from tests.fake_bundle import GENERATOR, TOOLCHAIN, make_bundle, make_kernel, make_ptx
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_rebuild_repairs_damage(root: Path):
 def test_readers_of_the_index_before_keep_their_files(root: Path):
     """A11: somebody opened the bundle, and it is rebuilt before he reads a kernel."""
     old = read_manifest(root)
-    kernels = [dataclasses.replace(make_kernel(), ptx=b"// other\n")]
+    kernels = [dataclasses.replace(make_kernel(), ptx=make_ptx(make_kernel().record.symbol, comment="other"))]
     make_bundle(root, kernels)
     for entry in old.kernels:
         record = read_record(root, entry)
@@ -158,6 +158,108 @@ def test_a_disk_that_takes_no_more_is_named(tmp_path: Path, monkeypatch: pytest.
     ):
         make_bundle(tmp_path / "demo")
     assert not list((tmp_path / "demo").rglob("*.tmp")) and not (tmp_path / "demo" / "manifest.json").exists()
+
+
+def rewrite_record(root: Path, change) -> None:
+    """Edit the d128 kernel's record as somebody would who also puts every digest right. change: of the decoded JSON."""
+
+    def put(folder: str, suffix: str, data: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        path = f"{folder}/edited.{digest[:16]}{suffix}"
+        (root / path).write_bytes(data)
+        return {"path": path, "sha256": digest, "size_bytes": len(data)}
+
+    record = json.loads(only(root, "records").read_text())
+    change(record, put)
+
+    def index(data: dict) -> None:
+        (entry,) = (k for k in data["kernels"] if "d128" in k["id"])
+        entry["record"] = put("records", ".json", json.dumps(record).encode())
+
+    rewrite(root, index)
+
+
+def set_to(*path_and_value):
+    """An edit of a record: the value at a path."""
+    *path, key, value = path_and_value
+
+    def change(record, put):
+        for name in path:
+            record = record[name]
+        record[key] = value
+
+    return change
+
+
+def replace_ptx(text: str):
+    def change(record, put):
+        record["ptx"] = put("ptx", ".ptx", text.replace("SYMBOL", record["symbol"]).encode())
+
+    return change
+
+
+RULE = {"name": "persistent", "constants": {"rows": 256}}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (set_to("launch", "grid", {"name": "evil", "constants": {}}), "launch rule 'evil': not a grid rule"),
+        (set_to("launch", "grid", {**RULE, "constants": {"rows": 0}}), "constant rows is 0; it must be >= 1"),
+        (set_to("launch", "scalars", {"x": RULE}), "launch rule 'persistent': not a scalar rule"),
+        (
+            set_to("launch", "dynamic_smem_bytes", 1 << 30),
+            "dynamic_smem_bytes is 1073741824; sm_100a allows 0 to 232448",
+        ),
+        (set_to("launch", "dynamic_smem_bytes", -1), "dynamic_smem_bytes is -1"),
+        (set_to("launch", "dynamic_smem_bytes", 10), "dynamic_smem_bytes is 10, plan.smem_bytes says 229376"),
+        (set_to("launch", "threads", 100), "launch.threads is 100; a block has whole warps"),
+        (set_to("launch", "cluster", [0, 1, 1]), "a cluster has 1 to 16 CTAs"),
+        (set_to("launch", "cluster", [32, 1, 1]), "a cluster has 1 to 16 CTAs"),
+        (set_to("params", 2, "kind", "i16"), "parameter seqlen_q is of kind 'i16'; known are"),
+        (set_to("params", 2, "kind", "i64"), "parameter seqlen_q of kind i64 has 4 bytes; it takes 8"),
+        (set_to("resources", "registers", 64), "registers is 128, the record says 64"),
+        (set_to("resources", "stack_bytes", 8), "stack_bytes is 0, the record says 8"),
+        (set_to("resources", "code_bytes", 1), "code_bytes is 128, the record says 1"),
+        (set_to("spec", "mask", "causal"), r"serves.masks is \('full',\), spec.mask says 'causal'"),
+        (set_to("spec", "head_dim_qk", 64), "serves.head_dim_qk is 128, spec.head_dim_qk says 64"),
+        (set_to("spec", "num_ctas", 2), "launch.cluster is 1, spec.num_ctas says 2"),
+        (set_to("plan", "tmem_alloc_cols", 256), "resources.tmem_cols is 512, plan.tmem_alloc_cols says 256"),
+        (set_to("plan", "params", []), "params are not those of plan.params"),
+        (replace_ptx(""), "is PTX with no target, the record says sm_100a"),
+        (replace_ptx(".target sm_90a\n.entry SYMBOL()\n"), "is PTX with target sm_90a"),
+        (
+            replace_ptx(".target sm_100a\n.entry SYMBOLx()\n"),
+            "has no entry fmha_fwd_sm100a_bf16_d128_full_q2_01234567_0",
+        ),
+    ],
+)
+def test_edits_that_can_be_known_wrong_are_refused_with_every_digest_right(root: Path, change, says: str):
+    rewrite_record(root, change)
+    with pytest.raises(BundleError, match=says):
+        check_bundle(root)
+
+
+def test_an_edit_with_every_digest_right_that_contradicts_nothing_is_not_found(root: Path):
+    """What docs/bundle.md says of a bundle without a signature."""
+    rewrite_record(root, set_to("build_digest", "0" * 64))
+    check_bundle(root)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [("lse_base", "2", "lse_base is '2', this fmha-gen knows e"), ("name", "../x", "name is '../x'; letters, digits")],
+)
+def test_manifest_values_that_nothing_can_use_are_refused(root: Path, key: str, value: str, says: str):
+    rewrite(root, lambda data: data.update({key: value}))
+    with pytest.raises(BundleError, match=says):
+        read_manifest(root)
+
+
+def test_a_folder_of_the_bundle_that_everybody_may_write_is_refused(root: Path):
+    (root / "cubin").chmod(0o777)
+    with pytest.raises(BundleError, match=r"cubin: mode 0777 lets everybody write"):
+        check_bundle(root)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.99])

@@ -1,0 +1,144 @@
+"""What of an index or a record can be known to be wrong without another copy of it.
+
+Digests tell damage from what was written; these checks tell what no build writes: values that nothing can launch with,
+and two places of one bundle that contradict each other. `manifest_io` applies them to whatever it reads. Standard
+library only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from . import launch_rules
+from .arch import ARCHS
+from .elf import CubinKernel
+from .errors import BundleError
+from .manifest import PARAM_SIZES, KernelRecord, Manifest, Param, TensorMapRecord
+
+LSE_BASES = ("e",)
+MAX_THREADS, MAX_CLUSTER = 1024, 16  # of a block and of a cluster: CUDA's limits
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_TARGET = re.compile(rb"^\s*\.target\s+([A-Za-z0-9_]+)", re.MULTILINE)
+_ENTRY = re.compile(rb"\.entry\s+([\w$]+)")
+_DAMAGED = "the bundle was edited or is damaged: rebuild it, or copy it again from its source"
+
+
+def check_manifest(manifest: Manifest, where: str) -> None:
+    """Raises BundleError for an LSE base that the launcher does not speak, or a name that no file may carry."""
+    if manifest.lse_base not in LSE_BASES:
+        raise BundleError(
+            f"{where}: lse_base is {manifest.lse_base!r}, this fmha-gen knows {', '.join(LSE_BASES)}; {_DAMAGED}"
+        )
+    for key, value in (("name", manifest.name), ("version", manifest.version)):
+        if not _NAME.fullmatch(value):
+            raise BundleError(f"{where}: {key} is {value!r}; letters, digits and . _ + - make one; {_DAMAGED}")
+
+
+def check_record(record: KernelRecord, where: str) -> None:
+    """Raises BundleError for launch values out of range, an unknown launch rule, parameters of no known kind, and for a
+    spec, plan, launch and `serves` that contradict each other."""
+    for problem in (*_launch_problems(record), *_param_problems(record), *_contradictions(record)):
+        raise BundleError(f"{where}: {problem}; {_DAMAGED}")
+    try:
+        launch_rules.compile_grid(record.launch.grid)
+        for rule in record.launch.scalars.values():
+            launch_rules.compile_scalar(rule)
+    except BundleError as e:
+        raise BundleError(f"{where}: {e}") from None
+
+
+def check_resources(kernel: CubinKernel, record: KernelRecord, where: str) -> None:
+    """Raises BundleError where the record says other resources than the cubin."""
+    for name in ("registers", "stack_bytes", "static_smem_bytes", "code_bytes"):
+        found, said = getattr(kernel, name), getattr(record.resources, name)
+        if found != said:
+            raise BundleError(f"{where}: {name} is {found}, the record says {said}; {_DAMAGED}")
+
+
+def check_ptx(ptx: bytes, record: KernelRecord, where: str) -> None:
+    """Raises BundleError for PTX of another architecture, or without the record's kernel."""
+    target = _TARGET.search(ptx)
+    if target is None or target[1].decode() != record.arch:
+        found = "no target" if target is None else f"target {target[1].decode()}"
+        raise BundleError(f"{where}: is PTX with {found}, the record says {record.arch}; {_DAMAGED}")
+    if record.symbol.encode() not in _ENTRY.findall(ptx):
+        raise BundleError(f"{where}: has no entry {record.symbol}; {_DAMAGED}")
+
+
+def _launch_problems(record: KernelRecord) -> Iterator[str]:
+    launch = record.launch
+    if launch.threads % 32 or not 32 <= launch.threads <= MAX_THREADS:
+        yield f"launch.threads is {launch.threads}; a block has whole warps and {MAX_THREADS} threads at most"
+    if min(launch.cluster) < 1 or math.prod(launch.cluster) > MAX_CLUSTER:
+        yield f"launch.cluster is {launch.cluster}; a cluster has 1 to {MAX_CLUSTER} CTAs"
+    limit = ARCHS[record.arch].smem_bytes if record.arch in ARCHS else None
+    smem = launch.dynamic_smem_bytes
+    if smem < 0 or (limit is not None and smem > limit):
+        yield f"launch.dynamic_smem_bytes is {smem}; {record.arch} allows 0 to {limit}"
+
+
+def _param_problems(record: KernelRecord) -> Iterator[str]:
+    for p in record.params:
+        if p.kind not in PARAM_SIZES:
+            yield f"parameter {p.name} is of kind {p.kind!r}; known are {', '.join(PARAM_SIZES)}"
+        elif p.size != PARAM_SIZES[p.kind]:
+            yield f"parameter {p.name} of kind {p.kind} has {p.size} bytes; it takes {PARAM_SIZES[p.kind]}"
+
+
+def _contradictions(record: KernelRecord) -> Iterator[str]:
+    """Facts that a record states twice. A plan or spec that lacks a key says nothing about it."""
+    launch, serves, plan, spec = record.launch, record.serves, record.plan, record.spec
+    grid = {"name": launch.grid.name, "constants": dict(launch.grid.constants)}
+    facts: tuple[tuple[str, Any, str, dict[str, Any], str], ...] = (
+        ("launch.dynamic_smem_bytes", launch.dynamic_smem_bytes, "plan", plan, "smem_bytes"),
+        ("launch.threads", launch.threads, "plan", plan, "num_threads"),
+        ("launch.grid", grid, "plan", plan, "grid"),
+        ("resources.tmem_cols", record.resources.tmem_cols, "plan", plan, "tmem_alloc_cols"),
+        ("launch.cluster", launch.cluster[0], "spec", spec, "num_ctas"),
+        ("serves.dtype", serves.dtype, "spec", spec, "dtype"),
+        ("serves.head_dim_qk", serves.head_dim_qk, "spec", spec, "head_dim_qk"),
+        ("serves.head_dim_v", serves.head_dim_v, "spec", spec, "head_dim_v"),
+        ("serves.lse", serves.lse, "spec", spec, "lse"),
+        ("arch", record.arch, "spec", spec, "arch"),
+    )
+    for name, value, holder, held, key in facts:
+        if key in held and held[key] != value:
+            yield f"{name} is {_short(value)}, {holder}.{key} says {_short(held[key])}"
+    if "params" in plan and not _same_params(record.params, plan["params"]):
+        yield "params are not those of plan.params"
+    if "mask" in spec and spec["mask"] not in serves.masks:
+        yield f"serves.masks is {serves.masks}, spec.mask says {spec['mask']!r}"
+
+
+def _same_params(params: tuple[Param, ...], held: Any) -> bool:
+    """Whether a plan's parameter list, as JSON gave it back, says what `params` do. Quick: a launch waits for it."""
+    try:
+        return len(params) == len(held) and all(
+            (p.name, p.kind, p.offset, p.size, p.nullable)
+            == (h["name"], h["kind"], h["offset"], h["size"], h["nullable"])
+            and _same_map(p.tensor_map, h["tensor_map"])
+            for p, h in zip(params, held, strict=True)
+        )
+    except (TypeError, KeyError):
+        return False
+
+
+def _same_map(m: TensorMapRecord | None, held: Any) -> bool:
+    if m is None or held is None:
+        return m is held
+    axes = [(a.axis, a.extent, a.box) for a in m.axes]
+    return (m.tensor, m.element, m.swizzle, m.fill, axes) == (
+        held["tensor"],
+        held["element"],
+        held["swizzle"],
+        held["fill"],
+        [(a["axis"], a["extent"], a["box"]) for a in held["axes"]],
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -9,11 +9,13 @@ Everything is rendered and checked in memory; writing files is the caller's.
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 import hashlib
 import json
 import math
 import re
+import symtable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +80,16 @@ def render_template(name: str, context: dict[str, Any], root: Path) -> str:
         raise RenderError(
             f"{_position(e, root, name)}: {e.message}; give it a value, in the plan or in the template"
         ) from e
+    except UnicodeDecodeError as e:
+        raise RenderError(
+            f"{name}: it, or a template that it includes, is not UTF-8 (byte {e.start}); save it as UTF-8 text"
+        ) from e
     except _LiteralError as e:
         raise RenderError(f"{_position(e, root, name)}: {e}") from e
 
 
 def check_source(text: str, name: str, kernel_name: str) -> None:
-    """Raises RenderError unless `text` is complete Python that defines what the compiler imports from it."""
+    """Raises RenderError unless `text` is complete Python that defines what it uses, and what the compiler imports."""
     for number, line in enumerate(text.splitlines(), 1):
         found = _LEFTOVER.search(line)
         if found:
@@ -97,6 +103,12 @@ def check_source(text: str, name: str, kernel_name: str) -> None:
         raise RenderError(
             f"{name}: rendered line {e.lineno} is not Python: {e.msg}: {(e.text or '').strip()}; fix the template"
         ) from e
+    missing = _undefined_names(text, name)
+    if missing:
+        raise RenderError(
+            f"{name}: the rendered source uses {', '.join(missing)}, which nothing defines; is a template empty, or an "
+            f"include missing?"
+        )
     defined = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     values = {
         t.id: n.value for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
@@ -107,6 +119,20 @@ def check_source(text: str, name: str, kernel_name: str) -> None:
     value = values.get("KERNEL_NAME")
     if not isinstance(value, ast.Constant) or value.value != kernel_name:
         raise RenderError(f"{name}: KERNEL_NAME is not {kernel_name!r}; write it as {{{{ kernel_name | py }}}}")
+
+
+def _undefined_names(text: str, name: str) -> list[str]:
+    """Names that some scope of a module uses and none defines: of the role whose template is empty, say."""
+    module = symtable.symtable(text, name, "exec")
+    known = {s.get_name() for s in module.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    known |= {*dir(builtins), "__file__", "__name__"}
+    missing, scopes = set(), [module]
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        used = (s for s in scope.get_symbols() if s.is_referenced() and (s.is_global() or scope is module))
+        missing |= {s.get_name() for s in used} - known
+    return sorted(missing)
 
 
 def template_digest(root: Path, family: str) -> str:

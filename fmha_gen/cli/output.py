@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -97,13 +98,14 @@ def print_json(data: Any) -> None:
 
 
 def print_error(code: str, message: str, as_json: bool, problems: Sequence[str] | None = None) -> None:
-    """An error: one JSON document on standard output, or text on standard error."""
+    """An error: one JSON document on standard output; as text, and where that one is full, on standard error."""
     if as_json:
         error: dict[str, Any] = {"code": code, "message": message}
         if problems is not None:
             error["problems"] = list(problems)
-        print_json({"error": error})
-        return
+        with contextlib.suppress(OSError):
+            print_json({"error": error})
+            return
     click.echo(f"error: {message}" if not problems else message, err=True)
     if problems:
         click.echo(f"error: {count(len(problems), 'problem')}", err=True)

@@ -331,6 +331,18 @@ def test_any_error_of_the_system_is_a_plain_one(monkeypatch):
     assert plain_error(("doctor",), "file").startswith("/tmp/x: No space left on device; ")
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_full_device_behind_standard_output_is_a_plain_error(more):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2", *more],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=env,
+        )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: No space left on device; ")
+
+
 def test_a_bundle_without_kernels_is_shown_as_such(tmp_path):
     make_bundle(tmp_path / "b", [])
     result = run("inspect", tmp_path / "b")

@@ -165,6 +165,27 @@ def test_what_the_compiler_imports_must_be_there() -> None:
         check_source(COMPLETE, "k.py.j2", "other")
 
 
+def test_names_that_nothing_defines_are_refused() -> None:
+    """A role whose template is empty leaves a call of nothing; so does a helper that was renamed in one place."""
+    use = "def f(a):\n    b = [gone(x, a) for x in range(3)]\n    return lambda: b + LOST\n"
+    with pytest.raises(RenderError, match="k.py.j2: the rendered source uses LOST, gone, which nothing defines"):
+        check_source(use + COMPLETE, "k.py.j2", "k")
+    check_source("import math as gone\n" + use + "LOST = 1\n" + COMPLETE, "k.py.j2", "k")
+
+
+@pytest.mark.parametrize("role", ["softmax", "correction", "mma", "load", "epilogue"])
+def test_an_empty_or_unreadable_role_template_is_refused(role: str, tmp_path: Path) -> None:
+    templates = Path(shutil.copytree(data_dir("templates"), tmp_path / "templates"))
+    path = templates / "fmha_fwd" / "sm100" / "roles" / f"{role}.py.j2"
+    path.write_text("")
+    with pytest.raises(RenderError, match="the rendered source uses .*, which nothing defines; is a template empty"):
+        render(make_plan(SPEC), templates)
+    path.write_bytes(b"# \xff\n")
+    other = Path(shutil.copytree(templates, tmp_path / "again"))  # environments are kept by folder
+    with pytest.raises(RenderError, match="is not UTF-8"):
+        render(make_plan(SPEC), other)
+
+
 def test_missing_and_broken_templates_are_named(tmp_path: Path) -> None:
     with pytest.raises(RenderError, match=r"parts/gone\.j2: no such template"):
         one(tmp_path, '# {% include "parts/gone.j2" %}\n')

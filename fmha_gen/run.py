@@ -277,6 +277,8 @@ def read_npz(path: str) -> dict[str, Array]:
             raise ValueError("it holds one array, .npy")
         with file:
             arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError as e:
+        raise ProblemError(f"{path}: cannot be read as .npz ({e.strerror}); check the path") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
         raise ProblemError(f"{path}: cannot be read as .npz ({e}); write it with numpy.savez") from None
     missing = [name for name in REQUIRED if name not in arrays]
@@ -288,7 +290,9 @@ def read_npz(path: str) -> dict[str, Array]:
         raise ProblemError(f"{path}: {unknown[0]}: unknown array; known are {', '.join((*REQUIRED, *OPTIONAL))}")
     for name in REQUIRED:
         if arrays[name].dtype.kind != "f":
-            raise ProblemError(f"{path}: {name}: dtype {arrays[name].dtype}; wanted float32; convert it")
+            raise ProblemError(
+                f"{path}: {name}: dtype {arrays[name].dtype}; wanted float16, float32 or float64; convert it"
+            )
         if arrays[name].ndim != 4:
             raise ProblemError(f"{path}: {name}: shape {arrays[name].shape}; wanted (batch, seqlen, heads, head_dim)")
     return arrays

@@ -136,7 +136,9 @@ def build_bundle(
     compiled, results = _compile_all(items, cache, jobs, options)
     failures = [r for r in results if r.state == "failed"]
     if failures:
-        saved = f"{len(results) - len(failures)} of {len(results)} kernels compiled and are kept for the next try"
+        saved = f"{len(results) - len(failures)} of {len(results)} kernels compiled"
+        if len(results) > len(failures):
+            saved += " and are kept for the next try"
         raise CompileError("\n".join([*(r.problem for r in failures), f"{saved}; {root} was not written"]))
     kept = keep(root, [i.id for i in items], others, make)
     done = [(i, c) for i, c in zip(items, compiled, strict=True) if c is not None] + list(kept.kernels)

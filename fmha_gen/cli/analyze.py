@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from .output import add_row, json_option, only_option, out, print_json, table
@@ -32,6 +34,8 @@ def command(
     """
     from ..analyze import analyze, tables
 
+    if only is not None and Path(path).is_file():
+        raise click.UsageError("--only chooses among a bundle's kernels; a cubin is analyzed whole")
     report = analyze(path, head_dim_qk, head_dim_v, tile_n, only)
     if as_json:
         print_json(report.to_dict())

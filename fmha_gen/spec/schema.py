@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..arch import ALIASES
+from ..built import built_features
 from .built import BUILT, EDITIONS, built_archs
 from .fields import BUNDLE_KEYS, FIELDS, FILE_KEYS, Field, Leaf
+from .model import FEATURE_FIELDS
 from .reader import NAME_PATTERN, VERSION_PATTERN
 from .values import AUTO
 
@@ -20,6 +22,8 @@ _TYPES = {"name": "string", "int": "integer", "float": "number", "bool": "boolea
 def schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of the newest edition."""
     fields = {name: _field(field) for name, field in FIELDS.items()}
+    for name in set(FEATURE_FIELDS) - built_features():
+        fields[name] = {**_many({"const": False}), "description": f"{FIELDS[name].doc} (not built yet)"}
     arch = {"enum": [s for s, name in ALIASES.items() if name in built_archs()]}
     pattern = {
         "type": "object",

@@ -124,7 +124,7 @@ def read_leaf(leaf: Leaf, node: Scalar, path: str, problems: Problems, *, auto: 
         problems.add(node.line, path, what, _limit(leaf, auto) or doc, _type_fix(leaf, node))
         return _BAD
     if leaf.kind == "float":
-        value = float(value)
+        value = float(value) + 0.0  # -0.0 is 0.0: one kernel has one id
     if not _in_range(leaf, value):
         fix = nearest(node.text, leaf.choices) if leaf.kind == "name" else ""
         problems.add(node.line, path, f"{_shown(node)} is not allowed", _limit(leaf, auto), fix)

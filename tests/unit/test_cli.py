@@ -198,6 +198,12 @@ def test_inspect_checks_every_file(tmp_path):
     assert written.root == tmp_path / "b"
 
 
+def test_analyze_refuses_a_glob_for_one_cubin(tmp_path):
+    (tmp_path / "k.cubin").write_bytes(b"")
+    result = run("analyze", tmp_path / "k.cubin", "--only", "*x*")
+    assert result.exit_code == 2 and "--only chooses among a bundle's kernels" in result.stderr
+
+
 def test_inspect_names_a_damaged_file(tmp_path):
     make_bundle(tmp_path / "b")
     cubin = next((tmp_path / "b" / "cubin").iterdir())

@@ -30,7 +30,7 @@ def save(path: Path, **changes: Any) -> str:
     [
         ({"k": None}, "in.npz: k: not in the file, which holds q, v"),
         ({"mask": np.zeros(3)}, "mask: unknown array; known are q, k, v, cu_seqlens_q"),
-        ({"v": np.zeros((1, 4, 2, 128), np.int32)}, "v: dtype int32; wanted float32"),
+        ({"v": np.zeros((1, 4, 2, 128), np.int32)}, "v: dtype int32; wanted float16, float32 or float64"),
         ({"q": np.zeros((4, 2, 128), np.float32)}, r"q: shape \(4, 2, 128\)"),
     ],
 )

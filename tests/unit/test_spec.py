@@ -248,8 +248,10 @@ def test_the_schema_accepts_the_shipped_specs(validator, name):
     [
         "kv_stagee: 3",
         "softmax_scale: 1.0",
-        "kv_stage: 0",
+        "kv_stage: 1",
         "kv_stage: []",
+        "varlen: true",
+        "split_kv: [false, true]",
         "mask: window",
         "q_stage: 3",
         "registers: {softmax: 201, correction: 64, other: 48}",
@@ -270,10 +272,17 @@ def test_the_schema_refuses_what_the_reader_refuses(validator, line):
 
 @pytest.mark.parametrize(
     "line", ["tile: {n: 64}", "tile: auto", "registers: [auto, {softmax: 200, correction: 64, other: [48, 56]}]",
-             "kv_stage: [2, auto]", "exclude: [{dtype: bf16, q_stage: auto}]", "rescale_threshold: 0"]
+             "kv_stage: [2, auto]", "exclude: [{dtype: bf16, q_stage: auto}]", "rescale_threshold: 0", "varlen: false",
+             "lse: [true, false]"]
 )  # fmt: skip
 def test_the_schema_accepts_what_the_reader_accepts(validator, line):
     text = HEADER + "  - family: fmha_fwd\n    dtype: [bf16, fp16]\n    head_dim: [64, {qk: 192, v: 128}]\n"
     text += f"    mask: full\n    {line}\n"
     validator.validate(yaml.safe_load(text))
     assert read_text(text, "s.yaml").specs
+
+
+def test_minus_zero_is_zero():
+    entry = "  - {family: fmha_fwd, dtype: bf16, head_dim: 128, mask: full, rescale_threshold: %s}\n"
+    (minus,), (plus,) = (read_text(HEADER + entry % x, "s").specs for x in ("-0.0", "0"))
+    assert minus == plus and str(minus.rescale_threshold) == str(plus.rescale_threshold) == "0.0"

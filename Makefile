@@ -1,6 +1,7 @@
 # make bundle   builds specs/core.yaml into out/ and proves it in the simulator
 # make test     lint, types and tests
-# Both make their own environment; they need Python 3.11 and nothing else.
+# make mutants  plants every fault in our kernels, one at a time, and shows that verify finds it (an hour or so)
+# All make their own environment; they need Python 3.11 and nothing else.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?= -n auto
 
-.PHONY: bundle test lint types clean
+.PHONY: bundle test lint types mutants clean
 .DEFAULT_GOAL := bundle
 
 $(BIN)/python:
@@ -38,6 +39,9 @@ types: $(VENV)/.installed-dev
 
 test: lint types
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+mutants: $(VENV)/.installed-dev
+	$(BIN)/pytest tests/mutants --full $(PYTEST_ARGS)
 
 clean:
 	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache

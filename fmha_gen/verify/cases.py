@@ -63,12 +63,13 @@ def quick_cases() -> list[Case]:
         Case("few queries, many blocks", 1, 3, 2500, 1, 1),
         Case("one query, one key", 2, 1, 1, 3, 1),
         Case("no keys", 2, 140, 0, 1, 1, layout="padded", sms=1),
-        Case("more queries than keys", 1, 300, 72, 2, 1, layout="padded", sms=1),
+        Case("more queries than keys, one value infinite", 1, 300, 72, 2, 1, data="inf_v", layout="padded", sms=1),
         Case("ratio 7, batch, heads before rows", 2, 63, 129, 7, 1, layout="bhsd", sms=3),
         Case("huge logits", 1, 127, 255, 1, 1, data="huge"),
         Case("huge logits, no LSE", 1, 127, 255, 1, 1, data="huge", lse=False, same_bits_as="huge logits"),
         Case("all logits strongly negative", 1, 128, 127, 1, 1, data="negative"),
         Case("row maximum grows, by less and by more than the rescale threshold", 1, 129, 511, 1, 1, data="growing"),
+        Case("row maximum leaps, then hardly grows", 1, 129, 511, 1, 1, data="leap"),
         Case("row maximum falls", 1, 2, 385, 1, 1, data="falling"),
         Case("scale 0: all keys alike", 1, 65, 130, 1, 1, scale=0.0),
         Case("zero queries", 1, 5, 256, 2, 2, data="zero_q"),
@@ -102,8 +103,10 @@ def inputs(case: Case, head_dim_qk: int, head_dim_v: int) -> tuple[Floats, Float
     q = rng.standard_normal((case.batch, case.seqlen_q, case.heads_q, head_dim_qk), np.float32)
     k = rng.standard_normal((case.batch, case.seqlen_k, case.heads_kv, head_dim_qk), np.float32)
     v = rng.standard_normal((case.batch, case.seqlen_k, case.heads_kv, head_dim_v), np.float32)
-    if case.data == "growing":
-        v *= _balance(case.seqlen_k)
+    if case.data in RAMPS:
+        v *= _balance(case.seqlen_k, RAMPS[case.data])
+    elif case.data == "inf_v":
+        v[:, 0, :, 0] = np.inf
     return (*GENERATORS[case.data](q, k), v)
 
 
@@ -139,20 +142,25 @@ def _ramp(q: Floats, k: Floats, block_logits: Floats) -> tuple[Floats, Floats]:
     return q * np.float32(0.5) + direction, k * np.float32(0.5) + direction * unit * steps[None, :, None, None]
 
 
-GROWING = np.array([11, 9.5, 3.5, 0], np.float32)
+# Logits of key blocks. Kernels walk from the last block to the first: maxima grow by 3.5, 6 and 1.5 (5.0, 8.7 and 2.2
+# in log2, the first not enough to rescale); or by 6.5 (9.4) at once and then hardly, so that what the first blocks got
+# wrong still counts at the end.
+RAMPS = {"growing": np.array([11, 9.5, 3.5, 0], np.float32), "leap": np.array([8, 7, 6.5, 0], np.float32)}
 
 
 def _growing(q: Floats, k: Floats) -> tuple[Floats, Floats]:
-    """Kernels walk key blocks from the last to the first: maxima grow by 3.5, 6 and 1.5 (5.0, 8.7 and 2.2 in
-    log2, the first not enough to rescale)."""
-    return _ramp(q, k, GROWING)
+    return _ramp(q, k, RAMPS["growing"])
 
 
-def _balance(seqlen_k: int) -> Floats:
+def _leap(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    return _ramp(q, k, RAMPS["leap"])
+
+
+def _balance(seqlen_k: int, ramp: Floats) -> Floats:
     """Values so large where weights are small that every block matters: what an accumulator held before it was scaled
     by 2^-13 would otherwise lie below the tolerance, and any fault of the rescaling with it. 2^13 keeps fp16 finite."""
-    blocks = np.minimum(np.arange(seqlen_k) // TILE_N, GROWING.size - 1)
-    return np.minimum(np.exp(GROWING[0] - GROWING[blocks]), np.float32(8192))[None, :, None, None]
+    blocks = np.minimum(np.arange(seqlen_k) // TILE_N, ramp.size - 1)
+    return np.minimum(np.exp(ramp[0] - ramp[blocks]), np.float32(8192))[None, :, None, None]
 
 
 def _falling(q: Floats, k: Floats) -> tuple[Floats, Floats]:
@@ -169,5 +177,5 @@ def _spikes(q: Floats, k: Floats) -> tuple[Floats, Floats]:
 
 GENERATORS = {
     "normal": _normal, "huge": _huge, "tiny": _tiny, "zero_q": _zero_q, "negative": _negative, "growing": _growing,
-    "falling": _falling, "spikes": _spikes,
+    "leap": _leap, "inf_v": _normal, "falling": _falling, "spikes": _spikes,
 }  # fmt: skip

@@ -27,6 +27,7 @@ from .sites import Site, find_sites, name_sites, observe
 # Problems that show most faults soonest come first; `verify` runs the same ones in another order.
 FIRST = (
     "row maximum grows, by less and by more than the rescale threshold",
+    "row maximum leaps, then hardly grows",
     "many tiles per CTA, amid NaN",
     "whole blocks only, many tiles per CTA",
 )

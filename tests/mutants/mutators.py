@@ -25,10 +25,17 @@ class Mutant:
     def apply(self, ptx: str) -> str:
         lines = ptx.split("\n")
         for line, old, new in self.edits:
+            if line == 0:
+                return new
             if lines[line - 1].count(old) != 1:
                 raise ValueError(f"{self.name}: PTX line {line} does not hold {old!r} once: {lines[line - 1]!r}")
             lines[line - 1] = lines[line - 1].replace(old, new)
         return "\n".join(lines)
+
+    @classmethod
+    def whole(cls, name: str, family: str, ptx: str) -> Mutant:
+        """Another PTX text altogether, in place of the kernel's."""
+        return cls(name, family, ((0, "", ptx),))
 
     def __add__(self, other: Mutant) -> Mutant:
         return Mutant(f"{self.name} and {other.name}", "several", self.edits + other.edits)

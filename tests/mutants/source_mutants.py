@@ -22,13 +22,18 @@ DATA = Path(__file__).with_name("source_mutants.yaml")
 
 @dataclass(frozen=True)
 class SourceMutant:
-    """One entry of the list. where: pattern of readable kernel ids (without their digest) that it applies to."""
+    """One entry of the list. where: pattern of readable kernel ids (without their digest) that it applies to.
+
+    harmless: why it is no fault after all, or empty; instead: name of a stronger entry, which is one.
+    """
 
     name: str
     family: str
     old: str
     new: str
     where: str
+    harmless: str
+    instead: str
 
     def applies(self, readable: str) -> bool:
         return re.search(self.where, readable) is not None
@@ -45,14 +50,30 @@ def source_mutants() -> tuple[SourceMutant, ...]:
     """The list. Raises ValueError for two entries of one name that apply to the same kernels."""
     data: dict[str, list[dict[str, str]]] = yaml.safe_load(DATA.read_text())
     out = tuple(
-        SourceMutant(f"{family}: {e['name']}", family, e["old"], e["new"], e.get("where", ""))
+        SourceMutant(
+            f"{family}: {e['name']}",
+            family,
+            e["old"],
+            e["new"],
+            e.get("where", ""),
+            e.get("harmless", ""),
+            e.get("instead", ""),
+        )
         for family, entries in data.items()
         for e in entries
     )
     twice = [key for key, n in Counter((m.name, m.where) for m in out).items() if n > 1]
     if twice:
         raise ValueError(f"{DATA.name}: listed twice: {twice}")
+    faults = {m.name for m in out if not m.harmless}
+    for m in out:
+        if bool(m.harmless) != bool(m.instead) or (m.harmless and m.instead not in faults):
+            raise ValueError(f"{DATA.name}: {m.name}: harmless needs a reason, and instead a stronger entry")
     return out
+
+
+def harmless(m: SourceMutant) -> bool:
+    return bool(m.harmless)
 
 
 def compile_source(plan: KernelPlan, source: str) -> str:

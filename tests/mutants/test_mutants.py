@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.sim, pytest.mark.compile]
 
 KERNELS = ("d128-full-q2", "d128-causal-q2", "d128-full-q1", "d192x128-causal-q2", "d64-full-q2", "d96-full-q2")
 SHARDS = 4
+HERE = Path(__file__).parent
 _kernels: dict[str, Kernel] = {}
 
 

@@ -61,7 +61,7 @@ def quick_cases() -> list[Case]:
         Case("many tiles per CTA, amid NaN", 1, 257, 300, 2, 1, layout="padded", sms=1, all_seeds=True),
         Case("whole blocks only, many tiles per CTA", 1, 260, 256, 2, 1, sms=1, all_seeds=True),
         Case("few queries, many blocks", 1, 3, 2500, 1, 1),
-        Case("one query, one key", 2, 1, 1, 3, 1),
+        Case("one query, one key", 2, 1, 1, 6, 2),
         Case("no keys", 2, 140, 0, 1, 1, layout="padded", sms=1),
         Case("more queries than keys, one value infinite", 1, 300, 72, 2, 1, data="inf_v", layout="padded", sms=1),
         Case("ratio 7, batch, heads before rows", 2, 63, 129, 7, 1, layout="bhsd", sms=3),

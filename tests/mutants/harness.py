@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from fmha_gen.sim import program as sim_program
 from fmha_gen.sim.driver import SimDriver, SimKernel
 from fmha_gen.verify import FULL_SEEDS
 from fmha_gen.verify.bench import SimBench
-from fmha_gen.verify.cases import Case, full_cases, quick_cases
+from fmha_gen.verify.cases import Case, quick_cases
 from fmha_gen.verify.kernel import KernelCheck
 
 from .mutators import Mutant, mma_mutants, order_mutants, site_mutants
@@ -147,16 +147,14 @@ class Kernel:
         return Verdict(mutant or Mutant("nothing", "none", ()), kinds, case_name, problem, time.perf_counter() - start)
 
     def _run(self, mutant: Mutant | None) -> tuple[str, str]:
-        """(first problem, its case): the quick problems, then for a mutant those that a full verification runs under
-        all its seeds, under these."""
+        """(first problem, its case): the quick problems, then for a mutant more seeds of those that change tiles."""
         bench = _MutantBench(self.bundle, mutant)
         few = KernelCheck(bench, self.entry, range(2), self._references)
         many = KernelCheck(bench, self.entry, range(2, FULL_SEEDS), self._references)
-        seeded = {c.name for c in full_cases() if c.all_seeds}
-        more = [c for c in self.cases if c.name in seeded and mutant is not None]
+        more = [c for c in self.cases if c.all_seeds and mutant is not None]
         for check, cases in ((few, self.cases), (many, more)):
             for case in cases:
-                verdict = check.case(replace(case, all_seeds=True) if check is many else case)
+                verdict = check.case(case)
                 if verdict.problems:
                     return verdict.problems[0], case.name
         return "", ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -139,7 +142,8 @@ class Kernel:
         """Run the problems until one shows a fault."""
         start = time.perf_counter()
         before = set(sim_program._programs)
-        problem, case_name = self._run(mutant)
+        with _no_object_cache() if mutant is not None else contextlib.nullcontext():
+            problem, case_name = self._run(mutant)
         for key in set(sim_program._programs) - before if mutant is not None else ():
             del sim_program._programs[key]
         gc.collect(0)
@@ -158,6 +162,20 @@ class Kernel:
                 if verdict.problems:
                     return verdict.problems[0], case.name
         return "", ""
+
+
+@contextlib.contextmanager
+def _no_object_cache() -> Iterator[None]:
+    """Machine code of mutants would only push other code out of the simulator's cache."""
+    name = "FMHA_GEN_SIM_CACHE"
+    before = os.environ.get(name)
+    os.environ[name] = ""
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def _kinds(problem: str) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ def test_equal_logits_below_2_27_weigh_every_block_alike(core_bundle: Path, dtyp
     v = np.repeat(np.arange(BLOCKS, dtype=np.float32), TILE_N)[None, :, None, None] * np.ones_like(k)
     scale = m / LOGIT / math.log2(math.e)
     variant = f"fmha_fwd-sm100a-{dtype}-d64-full-q1"
-    result = run_arrays(core_bundle, {"q": q, "k": k, "v": v}, RunOptions(driver="sim", scale=scale, variant=variant))
+    options = RunOptions(driver="sim", dtype=dtype, scale=scale, variant=variant)
+    result = run_arrays(core_bundle, {"q": q, "k": k, "v": v}, options)
     u = UNIT_ROUNDOFF[dtype]
     assert np.abs(result.out - 1).max() <= u + (u + 2e-4) * 1
     assert result.lse is not None

@@ -52,7 +52,7 @@ def waiting_build(tmp_path: Path, *more: str) -> Iterator[tuple[subprocess.Popen
     ]
     build = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(compiler), *args, *more],
-        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_signals_as_in_a_terminal,
     )  # fmt: skip
     try:
         end = time.monotonic() + 60
@@ -63,6 +63,12 @@ def waiting_build(tmp_path: Path, *more: str) -> Iterator[tuple[subprocess.Popen
     finally:
         build.kill()
         build.wait()
+
+
+def _signals_as_in_a_terminal() -> None:
+    """Tests that run in the background of a shell, or under nohup, inherit ignored signals."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def is_running(pid: int) -> bool:

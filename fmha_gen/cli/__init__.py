@@ -18,7 +18,7 @@ import click
 
 from .. import __version__
 from ..errors import FmhaGenError
-from .output import print_error
+from .output import flush_output, print_error
 
 # name -> what `fmha-gen --help` says; a command is the function `command` of the module `cli/<name>.py`.
 COMMANDS = {
@@ -95,6 +95,7 @@ def _ended_politely() -> Iterator[None]:
 def _dispatch(group: _Group, argv: list[str], as_json: bool) -> int:
     try:
         result = click.Group.main(group, args=argv, prog_name="fmha-gen", standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is a failure of this command
         return result if isinstance(result, int) else 0
     except click.UsageError as e:
         if as_json:
@@ -119,11 +120,13 @@ def _dispatch(group: _Group, argv: list[str], as_json: bool) -> int:
     except click.Abort:
         raise
     except BrokenPipeError:
-        sys.stderr.close()
+        flush_output()
         return 1
     except OSError as e:  # of the machine, not of the program: a path, a full disk, a limit
         where = f"{e.filename}: " if e.filename else ""
-        print_error("file", f"{where}{e.strerror or e}; check the path, its permissions and the free space", as_json)
+        message = f"{where}{e.strerror or e}; check the path, its permissions and the free space"
+        writable = flush_output()
+        print_error("file", message, as_json and writable)
         return 1
     except Exception as e:
         if as_json:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,12 +103,26 @@ def print_error(code: str, message: str, as_json: bool, problems: Sequence[str] 
         error: dict[str, Any] = {"code": code, "message": message}
         if problems is not None:
             error["problems"] = list(problems)
-        with contextlib.suppress(OSError):
+        try:
             print_json({"error": error})
-            return
+            if flush_output():
+                return
+        except OSError:
+            flush_output()
     click.echo(f"error: {message}" if not problems else message, err=True)
     if problems:
         click.echo(f"error: {count(len(problems), 'problem')}", err=True)
+
+
+def flush_output() -> bool:
+    """Write what standard output holds back. Where it takes no more (a full device, a closed pipe): give that up, and
+    False; Python would try again at exit, and end with a code of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def count(number: int, noun: str) -> str:

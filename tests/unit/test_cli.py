@@ -337,9 +337,10 @@ def test_any_error_of_the_system_is_a_plain_one(monkeypatch):
     assert plain_error(("doctor",), "file").startswith("/tmp/x: No space left on device; ")
 
 
+@pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_a_full_device_behind_standard_output_is_a_plain_error(more):
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+def test_a_full_device_behind_standard_output_is_a_plain_error(more, buffered):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "" if buffered else "1"}
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2", *more],
@@ -347,6 +348,15 @@ def test_a_full_device_behind_standard_output_is_a_plain_error(more):
         )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.startswith("error: No space left on device; ")
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_reader_that_goes_away_ends_the_command_in_silence(buffered):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "" if buffered else "1"}
+    command = [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 1
 
 
 def test_a_bundle_without_kernels_is_shown_as_such(tmp_path):

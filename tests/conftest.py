@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import importlib.util
-import os
 from pathlib import Path
 
 import pytest
+
+from fmha_gen.resources import data_dir
+from tests.shared_build import shared_build
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,15 +36,4 @@ def core_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     They are kept in the user's build cache. Tests must not write to the bundle.
     """
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("the CuTe-DSL is not installed")
-    from fmha_gen.build import BuildOptions, build_bundle
-    from fmha_gen.resources import data_dir
-    from fmha_gen.spec import read_specs
-
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    file = read_specs([data_dir("specs") / "core.yaml"], arch="sm_100a")
-    with open(shared / "core_bundle.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return build_bundle(file.bundle, file.specs, shared / "core bundle", BuildOptions(source=True)).root
+    return shared_build(tmp_path_factory, data_dir("specs") / "core.yaml", "core bundle", "sm_100a", source=True)

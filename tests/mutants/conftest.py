@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import importlib.util
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.shared_build import shared_build
 
 HERE = Path(__file__).parent
 
@@ -17,17 +16,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def mutants_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of kernels.yaml, compiled once for all test processes; kernels come from the user's build cache."""
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("the CuTe-DSL is not installed")
-    from fmha_gen.build import BuildOptions, build_bundle
-    from fmha_gen.spec import read_specs
-
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    file = read_specs([HERE / "kernels.yaml"])
-    with open(shared / "mutants_bundle.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return build_bundle(file.bundle, file.specs, shared / "mutants bundle", BuildOptions()).root
+    return shared_build(tmp_path_factory, HERE / "kernels.yaml", "mutants bundle")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -15,10 +15,20 @@ pytestmark = [pytest.mark.sim, pytest.mark.compile]
 Q, K, DIM, TILE_N, BLOCKS = 129.0, 131.0, 64, 128, 3  # exact in 16 bits; their product times a scale is not in 24
 LOGIT = DIM * Q * K
 
+LOGITS = (1.3 * 2.0**20, 1.9 * 2.0**26, 1.1 * 2.0**27, 1.7 * 2.0**27, 1.9 * 2.0**29, 1.3 * 2.0**30)  # log2 units
+LIMITS = {"bf16": 2.0**31, "fp16": 2.0**28}
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("m", [1.3 * 2.0**20, 1.7 * 2.0**25, 1.1 * 2.0**26, 1.9 * 2.0**26, math.nextafter(2.0**27, 0)])
-def test_equal_logits_below_2_27_weigh_every_block_alike(core_bundle: Path, dtype: str, m: float):
+
+@pytest.mark.parametrize(
+    ("dtype", "m"),
+    [
+        pytest.param(dtype, m, id=f"{dtype}-{m:.3g}")
+        for dtype, limit in LIMITS.items()
+        for m in (*LOGITS, math.nextafter(limit, 0))
+        if m < limit
+    ],
+)
+def test_equal_large_logits_weigh_every_block_alike(core_bundle: Path, dtype: str, m: float):
     """Values differ by block, so that a block whose weight is lost shows: the mean of 0, 1, 2 is 1."""
     q = np.full((1, 1, 1, DIM), Q, np.float32)
     k = np.full((1, BLOCKS * TILE_N, 1, DIM), K, np.float32)

@@ -274,15 +274,17 @@ def wait_scores(mbar, quadrant, slot, parity):
 def new_shift(shift, block_max, stats, stats_parity, scale_log2):
     """Lazy rescale: the shift (minus the scaled maximum) moves only when the maximum grew by RESCALE_THRESHOLD or more.
 
-    Publishes the factor for O and the row sum to the correction warps. Returns (shift, factor). NO_MAX makes the first
-    block with a key move the shift, with factor 0; a block without keys (maximum -inf) leaves it. A NaN or
-    infinite logit makes the shift NaN, and so the row, wherever its key lies.
+    Publishes the factor for O and the row sum to the correction warps: by how much the shift moved, so that the
+    shift's own rounding cancels in all that is summed. Returns (shift, factor). NO_MAX makes the first block with a
+    key move the shift, with factor 0; a block without keys (maximum -inf) leaves it. A NaN or infinite logit makes
+    the shift NaN, and so the row, wherever its key lies.
     """
     growth = softmax.fma(block_max, -scale_log2, -shift)
     factor = Float32(1.0)
     if not growth >= -RESCALE_THRESHOLD:
-        factor = cute.arch.exp2(growth)
-        shift = softmax.fma(block_max, -scale_log2, block_max * 0.0)
+        moved = softmax.fma(block_max, -scale_log2, block_max * 0.0)
+        factor = cute.arch.exp2(moved - shift)
+        shift = moved
     ptx.mbarrier_wait(stats.empty_mbar, stats_parity)
     ptx.store_shared_f32(stats.address, factor)
     ptx.named_barrier_arrive(stats.barrier_id, 64)

@@ -325,19 +325,19 @@ def exact_block(s, shift, large, problem):
     """Softmax of one block by its maxima. Returns (P words, shifts, sums of the block, factors of what came before).
 
     A row's shift, in log2 units, becomes minus its scaled maximum if that has grown and the row's sum in `large` (the
-    largest of its four threads) is above MAX_SUM or NaN. NO_MAX makes the first block with a key move it, with factor
-    0; a block without keys (maximum -inf) leaves it.
+    largest of its four threads) is above MAX_SUM or NaN. Its factor is by how much it moved, so that its own rounding
+    cancels in all that is summed. NO_MAX makes the first block with a key move it, with factor 0; a block without
+    keys (maximum -inf) leaves it.
     """
     scale_log2 = problem.softmax_scale_log2
     rows = [fragment.row(s, r) for r in range(2)]
     block_max = fragment.row_maxima(rows)
     new_shift, factors = [], []
     for r in cutlass.range_constexpr(2):
-        growth = softmax.fma(block_max[r], -scale_log2, -shift[r])
-        growth = cutlass.select_(large[r] <= MAX_SUM, Float32(1.0), growth)
-        moves = growth <= 0.0
-        factors.append(cutlass.select_(moves, cute.arch.exp2(growth), Float32(1.0)))
-        new_shift.append(cutlass.select_(moves, block_max[r] * -scale_log2, shift[r]))
+        moved = block_max[r] * -scale_log2
+        moved = cutlass.select_(large[r] <= MAX_SUM, shift[r], moved)
+        new_shift.append(cutlass.select_(moved < shift[r], moved, shift[r]))
+        factors.append(cute.arch.exp2(new_shift[r] - shift[r]))
     rows = [fragment.exponentials(rows[r], scale_log2, new_shift[r]) for r in range(2)]
     sums = [fragment.total(rows[r]) for r in range(2)]
     return softmax.pack(fragment.merge(rows), PACK_FORMAT), new_shift, sums, factors

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import statistics
 import subprocess
@@ -58,14 +59,14 @@ def first_launch(path: str) -> dict[str, float]:
     marks.append(time.perf_counter())
     ok(api.cuCtxSynchronize())
     names = ("open", "prepare", "launch")
-    steps = {n: (b - a) * 1e3 for n, a, b in zip(names, marks, marks[1:], strict=True)}
+    steps = {n: (b - a) * 1e3 for n, (a, b) in zip(names, itertools.pairwise(marks), strict=True)}
     return steps | {"open to first launch": (marks[-1] - marks[0]) * 1e3}
 
 
 def fresh_processes(path: str, count: int) -> dict[str, float]:
     """Medians of `first_launch` over fresh processes; the first one reads the files into the page cache."""
     command = [sys.executable, __file__, path, "--first-launch"]
-    runs = [json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    runs = [json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
             for _ in range(count + 1)][1:]  # fmt: skip
     return {name: round(statistics.median(r[name] for r in runs), 3) for name in runs[0]}
 

@@ -130,6 +130,7 @@ def small_manifest(*records: m.KernelRecord) -> m.Manifest:
 class Result(enum.IntEnum):
     SUCCESS = 0
     INVALID_VALUE = 1
+    NOT_INITIALIZED = 3
     NO_DEVICE = 100
     INVALID_DEVICE = 101
     INVALID_IMAGE = 200
@@ -140,6 +141,11 @@ class Result(enum.IntEnum):
     NOT_FOUND = 500
     ILLEGAL_ADDRESS = 700
     STREAM_CAPTURE_UNSUPPORTED = 900
+
+
+def gives(result: Result, value: Any) -> tuple[Result, Any]:
+    """What the bindings return: None in place of the value where the call failed."""
+    return result, None if result else value
 
 
 class Handle(int):
@@ -213,7 +219,7 @@ class FakeCuda:
         return (self._did("cuInit", flags),)
 
     def cuDriverGetVersion(self) -> tuple[Result, int]:
-        return self._did("cuDriverGetVersion"), self.version
+        return gives(self._did("cuDriverGetVersion"), self.version)
 
     def cuGetErrorName(self, result: Result) -> tuple[Result, bytes]:
         return Result.SUCCESS, f"CUDA_ERROR_{result.name}".encode()
@@ -224,7 +230,7 @@ class FakeCuda:
     def cuDeviceGet(self, ordinal: int) -> tuple[Result, int]:
         if ordinal >= len(self.capabilities):
             return Result.INVALID_DEVICE, 0
-        return self._did("cuDeviceGet", ordinal), ordinal
+        return gives(self._did("cuDeviceGet", ordinal), ordinal)
 
     def cuDeviceGetName(self, length: int, device: int) -> tuple[Result, bytes]:
         return Result.SUCCESS, b"Fake GPU\0\0\0"
@@ -236,24 +242,24 @@ class FakeCuda:
         return Result.SUCCESS, values[attribute.removeprefix("CU_DEVICE_ATTRIBUTE_")]
 
     def cuPointerGetAttribute(self, attribute: str, address: int) -> tuple[Result, int]:
-        return self._did("cuPointerGetAttribute", address), self.pointer_device
+        return gives(self._did("cuPointerGetAttribute", address), self.pointer_device)
 
-    def cuCtxGetCurrent(self) -> tuple[Result, Handle]:
-        return Result.SUCCESS, Handle(self.stack[-1] if self.stack else 0)
+    def cuCtxGetCurrent(self) -> tuple[Result, Any]:
+        return gives(self.fail.get("cuCtxGetCurrent", Result.SUCCESS), Handle(self.stack[-1] if self.stack else 0))
 
     def cuCtxGetDevice(self) -> tuple[Result, int]:
         return (Result.SUCCESS, self.context_device[self.stack[-1]]) if self.stack else (Result.INVALID_CONTEXT, 0)
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Result, Handle]:
         self.context_device[0x1000 + device] = device
-        return self._did("cuDevicePrimaryCtxRetain", device), Handle(0x1000 + device)
+        return gives(self._did("cuDevicePrimaryCtxRetain", device), Handle(0x1000 + device))
 
     def cuCtxPushCurrent(self, context: Handle) -> tuple[Result]:
         self.stack.append(int(context))
         return (self._did("cuCtxPushCurrent", int(context)),)
 
     def cuCtxPopCurrent(self) -> tuple[Result, Handle]:
-        return self._did("cuCtxPopCurrent"), Handle(self.stack.pop())
+        return gives(self._did("cuCtxPopCurrent"), Handle(self.stack.pop()))
 
     def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[Result, str]:
         """Threads start in mode GLOBAL, in which FakeCuda refuses to load when `capturing`."""
@@ -266,16 +272,18 @@ class FakeCuda:
         return self._did(name, *args) if relaxed or not self.capturing else Result.STREAM_CAPTURE_UNSUPPORTED
 
     def cuLibraryLoadData(self, code: bytes, *options: Any) -> tuple[Result, Handle]:
-        return self._unsafe("cuLibraryLoadData", bytes(code)), Handle(0x3000 + len(self.named("cuLibraryLoadData")))
+        return gives(
+            self._unsafe("cuLibraryLoadData", bytes(code)), Handle(0x3000 + len(self.named("cuLibraryLoadData")))
+        )
 
     def cuLibraryGetKernel(self, library: Handle, name: bytes) -> tuple[Result, Handle]:
-        return self._did("cuLibraryGetKernel", name), Handle(0x4000 + len(self.named("cuLibraryGetKernel")))
+        return gives(self._did("cuLibraryGetKernel", name), Handle(0x4000 + len(self.named("cuLibraryGetKernel"))))
 
     def cuKernelSetAttribute(self, attribute: str, value: int, kernel: Handle, device: int) -> tuple[Result]:
         return (self._did("cuKernelSetAttribute", attribute, value, device),)
 
     def cuKernelGetFunction(self, kernel: Handle) -> tuple[Result, Handle]:
-        return self._unsafe("cuKernelGetFunction", int(kernel), self.stack[-1]), Handle(0x5000)
+        return gives(self._unsafe("cuKernelGetFunction", int(kernel), self.stack[-1]), Handle(0x5000))
 
     def cuTensorMapEncodeTiled(self, *args: Any) -> tuple[Result, SimpleNamespace]:
         encoded = self.CUtensorMap()
@@ -283,7 +291,7 @@ class FakeCuda:
         rest = zlib.crc32(repr((args[:2], args[5:])).encode())
         for i, word in enumerate((*args[3], *args[4], rest)):
             encoded.words[2 + i] = word
-        return self._did_in_context("cuTensorMapEncodeTiled", *args), encoded
+        return gives(self._did_in_context("cuTensorMapEncodeTiled", *args), encoded)
 
     def cuTensorMapReplaceAddress(self, tensor_map: Any, address: int) -> tuple[Result]:
         tensor_map.words[0], tensor_map.words[1] = address, 0xFFFFFFFF

@@ -255,8 +255,8 @@ class CudaDriver:
     def bind(self, kernel: CudaKernel, packed: PackedLaunch, device: Device) -> CudaLaunch:
         """Encode the tensor maps and lay the arguments out. Raises DriverError."""
         result, current = self.api.cuCtxGetCurrent()
-        context = int(current)
-        if result or context not in kernel.contexts:
+        context = 0 if result else int(current)
+        if context not in kernel.contexts:
             with self.context(device.ordinal) as context:
                 self.enter(kernel, context)
         block = ArgumentBlock(layout_of(packed.kinds))

@@ -146,11 +146,19 @@ class _DLTensor(ctypes.Structure):
 _DL_CPU, _DL_CUDA, _DL_CUDA_HOST, _DL_CUDA_MANAGED = 1, 2, 3, 13
 
 
+def _capsule(obj: Any, on_device: bool) -> Any:
+    """A DLPack capsule without synchronisation: the launch is ordered on the stream that the caller names."""
+    if not on_device:
+        return obj.__dlpack__()
+    try:
+        return obj.__dlpack__(stream=-1)
+    except RuntimeError:  # JAX 0.11 takes -1 for the handle of a stream; without one, it does not synchronise either
+        return obj.__dlpack__()
+
+
 def _from_dlpack(obj: Any, name: str) -> TensorArg:
     """Read a DLPack capsule and drop it: the caller keeps `obj`, and with it the memory, alive."""
-    kind = int(obj.__dlpack_device__()[0])
-    # -1: no synchronisation; the launch is ordered on the stream that the caller names
-    capsule = obj.__dlpack__(stream=-1) if kind in (_DL_CUDA, _DL_CUDA_MANAGED) else obj.__dlpack__()
+    capsule = _capsule(obj, on_device=int(obj.__dlpack_device__()[0]) in (_DL_CUDA, _DL_CUDA_MANAGED))
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     t = _DLTensor.from_address(get(capsule, b"dltensor"))

@@ -447,18 +447,19 @@ bundle = Bundle.open({str(bundle_path)!r})
 p = Problem(bundle, first(bundle, bundle.driver.device(0)))
 p.launch(stream=0)
 torch.cuda.synchronize()
+q, out = p.q[:, 7:], p.out[:, 7:]  # torch asks CUDA for its device when it makes a view, and a child's cannot say
 child = os.fork()
 if not child:
     try:
         if {call!r} == "preload":
             Bundle.open(bundle.path).preload()
         elif {call!r} == "new":
-            bundle.attention(p.q[:, 7:], p.k, p.v, p.out[:, 7:], causal=p.causal, stream=0)
+            bundle.attention(q, p.k, p.v, out, causal=p.causal, stream=0)
         else:
             p.launch(stream=0)
         print("launched", flush=True)
-    except DriverError as e:
-        print(e, flush=True)
+    except Exception as e:
+        print(type(e).__name__, e, flush=True)
     finally:
         os._exit(0)
 os.waitpid(child, 0)
@@ -468,6 +469,7 @@ print("parent", p.wrong(), flush=True)
 """)
     assert found.returncode == 0, found.stderr
     child, parent = found.stdout.splitlines()
+    assert child.startswith("DriverError "), child
     assert "NOT_INITIALIZED (3)" in child and "a forked child must not use its parent's CUDA: spawn it" in child
     assert parent == "parent []"
 

@@ -241,3 +241,23 @@ def test_dlpack_is_read_without_its_library() -> None:
 
     arg = as_tensor(Wrapped(), "q")
     assert arg == TensorArg(array.ctypes.data, (4, 2, 8), (48, 24, 1), "fp16", HOST)
+
+
+def test_dlpack_of_a_producer_that_knows_no_stream_of_minus_1() -> None:
+    """JAX 0.11 takes it for a handle, and fails."""
+    import numpy as np
+
+    from fmha_gen.runtime.tensors import as_tensor
+
+    array = np.zeros((4, 6, 8), np.float16)
+
+    class OnDevice:
+        def __dlpack__(self, stream: int | None = None) -> Any:
+            if stream is not None:
+                raise RuntimeError("CUDA_ERROR_INVALID_HANDLE")
+            return array.__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    assert as_tensor(OnDevice(), "q").address == array.ctypes.data

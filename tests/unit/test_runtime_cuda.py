@@ -183,6 +183,19 @@ def test_a_failed_load_is_tried_again(tmp_path: Path) -> None:
     assert len(api.launches) == 1
 
 
+@pytest.mark.parametrize("lengths", [300, 301], ids=["same", "new"])
+def test_a_forked_child_is_told_to_spawn(tmp_path: Path, lengths: int) -> None:
+    """The kernel was loaded before the fork; in the child every call of the driver fails."""
+    api = FakeCuda()
+    bundle = open_bundle(tmp_path, api)
+    prepared = bundle.prepare(**tensors())
+    for call in [name for name in dir(api) if name.startswith("cu") and "GetError" not in name]:
+        api.fail[call] = Result.NOT_INITIALIZED
+    with pytest.raises(DriverError, match="CUDA_ERROR_NOT_INITIALIZED .3.*must not use its parent's CUDA: spawn it"):
+        prepared(0) if lengths == 300 else bundle.prepare(**tensors(sq=lengths))
+    assert not api.launches
+
+
 def test_launch_errors_name_variant_grid_and_file(tmp_path: Path) -> None:
     api = FakeCuda()
     prepared = open_bundle(tmp_path, api).prepare(**tensors())

@@ -88,7 +88,7 @@ def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
     lse_pool = torch.empty(num_calls, SHAPE[0], SHAPE[2], SHAPE[1], device="cuda").unbind(0)
     cache = random(2, SHAPE[0], num_calls, *SHAPE[2:])
     grown = [(cache[0, :, :n], cache[1, :, :n]) for n in range(1, num_calls + 1)]  # as a decoding step finds its cache
-    short = [t[:, : 1 + i % SHAPE[1]] for i, t in enumerate(pools[0])]
+    short, short_out = ([t[:, : 1 + i % SHAPE[1]] for i, t in enumerate(pools[n])] for n in (0, 3))
     prepared = bundle.prepare(q, k, v, out, lse=lse)
     prepared(0)
     bound: Any = prepared._bound
@@ -114,7 +114,7 @@ def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
         "attention, a seqlen_k that is new": lambda i: bundle.attention(q, *grown[i], out, lse=lse),
         "prepare": lambda i: bundle.prepare(q, k, v, out, lse=lse),
         "prepare, a seqlen_k that is new": lambda i: bundle.prepare(q, *grown[i], out, lse=lse),
-        "prepare, all lengths and addresses new": lambda i: bundle.prepare(short[i], *grown[i], short[i]),
+        "prepare, all lengths and addresses new": lambda i: bundle.prepare(short[i], *grown[i], short_out[i]),
     }
     return found | peers(q, k, v)
 

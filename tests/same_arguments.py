@@ -32,7 +32,7 @@ def simulator_for(path: Path, device: Device) -> Bundle:
 
 
 def _dense(name: str, shape: tuple[int, ...], dtype: str) -> TensorArg:
-    return TensorArg.contiguous(BASE + ADDRESS_ORDER.index(name) * 2**34, shape, dtype, 0)
+    return TensorArg.contiguous(BASE + ADDRESS_ORDER.index(name) * 2**42, shape, dtype, 0)
 
 
 def problems(dtype: str, d: int, dv: int) -> dict[str, dict[str, Any]]:
@@ -64,7 +64,7 @@ def problems(dtype: str, d: int, dv: int) -> dict[str, dict[str, Any]]:
         "expanded heads": strided(tensors(2, 70, 90, 4, 4), k=(90 * d, d, 0, 1), v=(90 * dv, dv, 0, 1)),
         "odd strides of single elements": strided(tensors(1, 1, 1, 1, 1), q=(7, 0, 2**40, 1), lse=(3, 5, 2**41)),
         "far apart": strided(
-            tensors(2, 20, 20, 3, 1), k=(far, d, d, 1), out=(2**33, 2**34, 2**35, 1), lse=(2**36, 2**33, 2)
+            tensors(2, 20, 20, 3, 1), k=(far, d, d, 1), out=(2**33, 2**34, 20 * 2**34, 1), lse=(2**36, 2**33, 2)
         ),
         "few multiprocessors": tensors(4, 300, 300, 8, 8) | {"num_sms": 7},
     }

@@ -360,8 +360,8 @@ def covers(
         bundle, item = current_bundle(), str(q.dtype).removeprefix("torch.")
         dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(item, item)
         shape = (*q.shape[:3], *v.shape[3:])
-        out = TensorArg.contiguous(256, shape, dtype, q.get_device())
-        lse = TensorArg.contiguous(256, (q.shape[0], q.shape[2], q.shape[1]), "float32", q.get_device()) if (
+        out = TensorArg.contiguous(1 << 64, shape, dtype, q.get_device())  # beyond whatever q, k and v are
+        lse = TensorArg.contiguous(1 << 96, (q.shape[0], q.shape[2], q.shape[1]), "float32", q.get_device()) if (
             return_lse and q.dim() == 4
         ) else None  # fmt: skip
         launch = describe_launch(q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)

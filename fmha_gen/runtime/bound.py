@@ -25,7 +25,8 @@ class PreparedLaunch:
     def rebind(self, addresses: Addresses) -> PreparedLaunch:
         """The same launch on tensors of the same shapes and strides at other addresses.
 
-        addresses: of q, k, v, out and lse (0 where it was not given), aligned like the first ones (16 bytes, lse 4).
+        addresses: of q, k, v, out and lse (0 where it was not given), aligned like the first ones (16 bytes, lse 4);
+        out and lse share no element with another tensor. Neither is checked here.
         """
         if self._bound is None:
             return self

@@ -197,7 +197,8 @@ class Bundle:
         v (batch, seqlen_k, num_heads_kv, head_dim_v); out (batch, seqlen_q, num_heads_q, head_dim_v), all bf16 or all
         fp16, any strides with a unit last one. num_heads_q is a multiple of num_heads_kv: q head h reads KV head
         ``h // (num_heads_q // num_heads_kv)``.
-        lse: float32 (batch, num_heads_q, seqlen_q), natural log, any strides; None: not wanted.
+        lse: float32 (batch, num_heads_q, seqlen_q), natural log, any strides; None: not wanted. out and lse share no
+        element with another tensor; slices of one buffer may interleave.
         causal: key j is seen by query i iff ``j <= i + seqlen_k - seqlen_q``. A query without keys: out 0, lse -inf.
         window: (left, right), inclusive around that diagonal, None unbounded; (None, 0) is causal.
         softmax_scale: default 1 / sqrt(head_dim_qk); 0 weighs all keys alike.

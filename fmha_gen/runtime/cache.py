@@ -14,6 +14,7 @@ from typing import Any
 
 from .bound import PreparedLaunch
 from .driver import Addresses
+from .overlap import apart, clash, spans_bytes
 from .problem import Memory
 from .recipe import Recipe
 
@@ -26,12 +27,14 @@ Key = tuple[Any, Addresses]
 
 
 class Geometry:
-    """Launches that differ in addresses only. first: the one that was prepared in full."""
+    """Launches that differ in addresses only. first: the one that was prepared in full. spans: bytes of each tensor."""
 
-    __slots__ = ("by_address", "first", "seen")
+    __slots__ = ("by_address", "first", "seen", "shapes", "spans", "strides")
 
-    def __init__(self, first: PreparedLaunch) -> None:
+    def __init__(self, first: PreparedLaunch, geometry: Any) -> None:
         self.first = first
+        self.shapes, self.strides = _layout(geometry)
+        self.spans = spans_bytes(self.shapes, self.strides)
         self.by_address: dict[Addresses, PreparedLaunch] = {}
         self.seen: set[Addresses] = set()
 
@@ -78,6 +81,9 @@ class LaunchCache:
         if (q | k | v | out) & 15 or lse & 3 or not (q and k and v and out):
             return False  # preparing says what is wrong
         if addresses not in geometry.seen:
+            layout = geometry.shapes, geometry.strides, geometry.spans
+            if not apart(addresses, layout[2]) and clash(addresses, *layout):
+                return False
             if len(geometry.seen) >= MAX_ADDRESSES:
                 geometry.seen = set()
             geometry.seen.add(addresses)
@@ -95,7 +101,7 @@ class LaunchCache:
         try:
             if len(self._geometries) >= MAX_GEOMETRIES:
                 self._geometries = {}
-            geometry = self._geometries.setdefault(key[0], Geometry(launch))
+            geometry = self._geometries.setdefault(key[0], Geometry(launch, key[0]))
         except TypeError:
             return
         geometry.by_address[key[1]] = launch
@@ -111,10 +117,7 @@ class LaunchCache:
             return None
         if recipe is None:
             return None
-        q, q_strides, _, _, k, k_strides, _, _, v, v_strides, _, _, out, out_strides, _, _, lse, _ = geometry
-        lse, lse_strides = (None, None) if lse is None else lse[:2]
-        shapes, strides = (q, k, v, out, lse), (q_strides, k_strides, v_strides, out_strides, lse_strides)
-        return recipe.prepare(tuple.__new__(Memory, (addresses, shapes, strides)))
+        return recipe.prepare(tuple.__new__(Memory, (addresses, *_layout(geometry))))
 
     def learn(self, key: Key, recipe: Recipe) -> None:
         """Remember how launches like that of `key` are prepared."""
@@ -124,6 +127,13 @@ class LaunchCache:
             self._recipes[_kind(key[0])] = recipe
         except TypeError:
             return
+
+
+def _layout(geometry: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(shapes, strides) of the tensors in ADDRESS_ORDER."""
+    q, q_strides, _, _, k, k_strides, _, _, v, v_strides, _, _, out, out_strides, _, _, lse, _ = geometry
+    lse, lse_strides = (None, None) if lse is None else lse[:2]
+    return (q, k, v, out, lse), (q_strides, k_strides, v_strides, out_strides, lse_strides)
 
 
 def _kind(geometry: Any) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ProblemError
+from .overlap import check_overlap
 from .tensors import ITEM_BYTES, TensorArg, as_tensor
 
 MAX_EXTENT = 2**31 - 1  # lengths and head counts are 32-bit in the kernels, as are TMA coordinates
@@ -232,7 +233,8 @@ def describe_launch(
 
     q (batch, seqlen_q, num_heads_q, head_dim_qk); k and v (batch, seqlen_k, num_heads_kv, head_dim_qk | head_dim_v);
     out as q with head_dim_v; lse (batch, num_heads_q, seqlen_q) float32, or None when it is not wanted.
-    Any strides with a unit last one; 16-byte aligned addresses and strides, since the TMA unit reads them.
+    Any strides with a unit last one; 16-byte aligned addresses and strides, since the TMA unit reads them. out and lse
+    share no element with another tensor.
     dtype: element type of 16-bit integer arrays. served: dtypes that the bundle holds, for the message.
     Raises ProblemError naming the tensor, what it has and what is wanted.
     """
@@ -251,7 +253,9 @@ def describe_launch(
     _check_devices(tensors)
     for name, tensor in tensors.items():
         check_layout(name, tensor)
-    return Launch(problem, tensors)
+    launch = Launch(problem, tensors)
+    check_overlap(*launch.memory)
+    return launch
 
 
 def _check_ranks(tensors: Mapping[str, TensorArg]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from ..manifest import KernelEntry
 from .bound import PreparedLaunch
 from .driver import Device, Driver
+from .overlap import check_overlap
 from .pack import Packer
 from .problem import AXES, MAX_EXTENT, TMA_STRIDE_LIMIT_BYTES, Memory, Problem, Sizes, check_layout, packed_rows
 from .select import prefers
@@ -65,6 +66,7 @@ class Recipe:
                 if shape is not None:
                     dtype = "float32" if name == "lse" else self._dtype
                     check_layout(name, TensorArg(address, tuple(shape), tuple(strides), dtype))
+        check_overlap(*memory)
         return self.bind(sizes, memory)
 
     def _sizes(self, shapes: tuple[Any, ...]) -> Sizes | None:

@@ -205,6 +205,6 @@ def test_tensors_of_a_gpu_and_unknown_arrays_are_refused(path: Path) -> None:
     world = World(path)
     on_gpu = TensorArg.contiguous(0x1000, (1, 20, 3, 128), "bf16", 0)
     with pytest.raises(ProblemError, match="q: on cuda:0; the simulator needs host arrays"):
-        world.bundle.prepare(on_gpu, on_gpu, on_gpu, on_gpu)
+        world.bundle.prepare(on_gpu, on_gpu, on_gpu, dataclasses.replace(on_gpu, address=0x100000))
     with pytest.raises(ProblemError, match="dtype int64"):
         world.driver.place("q", np.zeros((1, 1), np.int64))

@@ -26,7 +26,7 @@ def launch(
 ) -> Launch:  # fmt: skip
     shapes = {"q": (batch, sq, hq, dims[0]), "k": (batch, sk, hkv, dims[0]), "v": (batch, sk, hkv, dims[1]),
               "out": (batch, sq, hq, dims[1])}  # fmt: skip
-    named = {n: TensorArg.contiguous(0x100000 * (i + 1), s, dtype, 0) for i, (n, s) in enumerate(shapes.items())}
+    named = {n: TensorArg.contiguous(0x1000000 * (i + 1), s, dtype, 0) for i, (n, s) in enumerate(shapes.items())}
     return describe_launch(**(named | changes))
 
 
@@ -45,13 +45,13 @@ def test_every_argument_of_a_dense_launch_by_hand() -> None:
     p = packed(FULL, launch(lse=lse))
     args = by_name(p)
     assert args.pop("tma_q") == TensorMapArgs(
-        tensor="q", memory="q", element="bf16", address=0x100000, extents=(128, 300, 8, 2),
+        tensor="q", memory="q", element="bf16", address=0x1000000, extents=(128, 300, 8, 2),
         strides_bytes=(8 * 128 * 2, 128 * 2, 300 * 8 * 128 * 2), box=(64, 128, 1, 1), swizzle="128B", fill="zero",
         l2_promotion="256B",
     )  # fmt: skip
     assert args.pop("tma_k").extents == (128, 500, 2, 2)
     assert args.pop("tma_v").strides_bytes == (2 * 128 * 2, 256, 500 * 2 * 128 * 2)
-    assert args.pop("tma_o").address == 0x400000
+    assert args.pop("tma_o").address == 0x4000000
     scale = args.pop("softmax_scale_log2")
     assert scale == pytest.approx(math.log2(math.e) / math.sqrt(128), rel=1e-15)
     assert args == {
@@ -86,13 +86,19 @@ def test_t04_size_1_axes_get_a_legal_stride(odd: int) -> None:
         strides = [300 * 256, 256, 128, 1]
         for a in axes:
             shape[a], strides[a] = 1, odd
-        named = {n: TensorArg(0x1000, tuple(shape), tuple(strides), "bf16", 0) for n in ("q", "k", "v", "out")}
+        named = {
+            n: TensorArg(0x1000000 * (i + 1), tuple(shape), tuple(strides), "bf16", 0)
+            for i, n in enumerate(("q", "k", "v", "out"))
+        }
         for arg in packed(FULL, describe_launch(**named)).args:
             if isinstance(arg, TensorMapArgs):
                 for stride in arg.strides_bytes:
                     assert 0 < stride < 2**40 and stride % 16 == 0
     # the geometry is canonical: another odd stride gives the same map
-    one = {n: TensorArg(0x1000, (1, 1, 1, 128), (odd, odd, odd, 1), "bf16", 0) for n in ("q", "k", "v", "out")}
+    one = {
+        n: TensorArg(0x1000 * (i + 1), (1, 1, 1, 128), (odd, odd, odd, 1), "bf16", 0)
+        for i, n in enumerate(("q", "k", "v", "out"))
+    }
     assert by_name(packed(FULL, describe_launch(**one)))["tma_q"].strides_bytes == (256, 256, 256)
 
 
@@ -108,7 +114,7 @@ def test_t10_64_bit_strides_survive() -> None:
     big = 2**31 + 64
     base = launch()
     k = dataclasses.replace(base.tensors["k"], strides=(big, 256, 128, 1))
-    lse = TensorArg(0x900000, (2, 8, 300), (big, 2**33, 9728), "float32", 0)
+    lse = TensorArg(0x9000000, (2, 8, 300), (big, 2**33, 9728), "float32", 0)
     args = by_name(packed(FULL, describe_launch(**(dict(base.tensors) | {"k": k}), lse=lse)))
     assert args["tma_k"].strides_bytes[2] == 2 * big
     assert (args["lse_stride_b"], args["lse_stride_h"], args["lse_stride_s"]) == (big, 2**33, 9728)
@@ -123,7 +129,7 @@ def test_z06_l02_no_keys_get_a_dummy_map_over_q() -> None:
     args = by_name(packed(FULL, launch(k=none, v=none)))
     for name in ("tma_k", "tma_v"):
         arg = args[name]
-        assert arg.extents == (128, 1, 2, 2) and arg.memory == "q" and arg.address == 0x100000
+        assert arg.extents == (128, 1, 2, 2) and arg.memory == "q" and arg.address == 0x1000000
         assert all(s % 16 == 0 and 0 <= s < 2**40 for s in arg.strides_bytes)
     assert args["seqlen_k"] == 0 and args["tma_q"].extents == (128, 300, 8, 2)
     assert by_name(packed(CAUSAL, launch(k=none, v=none, causal=True)))["heads_per_section"] == 16

@@ -66,12 +66,13 @@ def some_tensors(rng: random.Random, dtype: str, dims: tuple[int, int]) -> dict[
         if name in "kv" and rng.random() < 0.2:
             strides = (strides[0], strides[1], 0, 1)
         strides = tuple(rng.choice((0, 1, 7, 2**40, n)) if e == 1 else n for e, n in zip(shape, strides, strict=True))
-        address = 0 if 0 in shape and rng.random() < 0.5 else rng.randrange(1, 2**40) * 16
+        address = ADDRESS_ORDER.index(name) * 2**45 + rng.randrange(1, 2**40) * 16
+        address = 0 if 0 in shape and rng.random() < 0.5 else address
         named[name] = TensorArg(address, shape, (*strides[:3], 1), dtype, 0)
     if rng.random() < 0.5:
         heads = kv_heads * ratio
-        strides = rng.choice([(heads * sq, sq, 1), (sq * heads, 1, heads), (2**34, 2**32 + 1, 3)])
-        named["lse"] = TensorArg(rng.randrange(1, 2**40) * 4, (batch, heads, sq), strides, "float32", 0)
+        strides = rng.choice([(heads * sq, sq, 1), (sq * heads, 1, heads), (2**36, 2**32 + 1, 3)])
+        named["lse"] = TensorArg(2**47 + rng.randrange(1, 2**40) * 4, (batch, heads, sq), strides, "float32", 0)
     return named
 
 

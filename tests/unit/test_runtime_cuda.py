@@ -547,7 +547,7 @@ def test_rebound_small_maps_lose_bit_85_again(tmp_path: Path) -> None:
     api = FakeCuda()
     bundle = open_bundle(tmp_path, api)
     shape = (1, 200, 1, 128)  # 51,200 B
-    named = {n: TensorArg.contiguous(0x1000 * (i + 1), shape, "bf16", 0) for i, n in enumerate(("q", "k", "v", "out"))}
+    named = {n: TensorArg.contiguous(0x10000 * (i + 1), shape, "bf16", 0) for i, n in enumerate(("q", "k", "v", "out"))}
     for by in (0, 0x100):
         bundle.attention(**moved(named, by), stream=5)
     for launch in api.launches:

@@ -307,7 +307,7 @@ def test_sizes_beyond_32_bits_are_refused() -> None:
 def tensors(dtype: str = "bf16", **changes: TensorArg) -> dict[str, TensorArg]:
     shapes = {"q": (2, 300, 8, 128), "k": (2, 500, 2, 128), "v": (2, 500, 2, 128), "out": (2, 300, 8, 128)}
     return {
-        n: TensorArg.contiguous(0x10000 * (i + 1), s, dtype, 0) for i, (n, s) in enumerate(shapes.items())
+        n: TensorArg.contiguous(0x1000000 * (i + 1), s, dtype, 0) for i, (n, s) in enumerate(shapes.items())
     } | changes
 
 
@@ -385,14 +385,14 @@ def test_shapes_that_disagree_are_refused_by_name() -> None:
 
 
 def test_lse_is_float32_of_batch_heads_rows() -> None:
-    lse = TensorArg.contiguous(0x90004, (2, 8, 300), "float32", 0)
+    lse = TensorArg.contiguous(0x9000004, (2, 8, 300), "float32", 0)
     assert describe_launch(**tensors(), lse=lse).problem.lse
     with pytest.raises(ProblemError, match="lse: dtype bf16; wanted float32"):
         describe_launch(**tensors(), lse=dataclasses.replace(lse, dtype="bf16"))
     with pytest.raises(ProblemError, match=r"lse: shape \(2, 300, 8\)"):
-        describe_launch(**tensors(), lse=TensorArg.contiguous(0x90000, (2, 300, 8), "float32", 0))
+        describe_launch(**tensors(), lse=TensorArg.contiguous(0x9000000, (2, 300, 8), "float32", 0))
     with pytest.raises(ProblemError, match="lse: pointer must be 4-byte aligned, is at offset 2"):
-        describe_launch(**tensors(), lse=dataclasses.replace(lse, address=0x90002))
+        describe_launch(**tensors(), lse=dataclasses.replace(lse, address=0x9000002))
 
 
 def test_t04_axes_of_extent_1_take_any_stride() -> None:

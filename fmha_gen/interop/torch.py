@@ -136,7 +136,16 @@ def _launch(
     ):
         _run(q, k, v, out, lse, softmax_scale, causal)
     else:
+        _check_tensors(q=q, k=k, v=v, out=out)
+        if lse is not None:
+            _check_tensors(lse=lse)
         _op(q, k, v, out, lse, softmax_scale, causal)
+
+
+def _check_tensors(**named: Any) -> None:
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise ProblemError(f"{name}: {type(tensor).__name__} is no torch tensor; pass one")
 
 
 # ---- flash-attn's spelling
@@ -188,9 +197,13 @@ def flash_attn_func(
     """
     if window_size is not UNBOUNDED or type(causal) is not bool:  # as defaults need no call
         causal = _flash_mask(causal, window_size)
-    if softcap or dropout_p or num_splits not in (0, 1) or pack_gqa or sm_margin or attention_chunk or not (
-        alibi_slopes is learnable_sink is s_aux is qv is q_descale is k_descale is v_descale is None
-    ):  # fmt: skip
+    try:
+        off = not (softcap or dropout_p or num_splits not in (0, 1) or pack_gqa or sm_margin or attention_chunk) and (
+            alibi_slopes is learnable_sink is s_aux is qv is q_descale is k_descale is v_descale is None
+        )
+    except RuntimeError:  # a tensor of several values is neither true nor false
+        off = False
+    if not off:
         _refuse_flash_options(
             softcap=softcap, dropout_p=dropout_p, num_splits=num_splits, pack_gqa=pack_gqa, sm_margin=sm_margin,
             attention_chunk=attention_chunk, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, s_aux=s_aux,
@@ -264,6 +277,8 @@ def _check_scale(name: str, scale: Any) -> None:
 
 def _empty_out(q: Tensor, v: Tensor) -> Tensor:
     """An output for `q`, dense in q's own order of axes where q is dense."""
+    if not isinstance(q, Tensor) or not isinstance(v, Tensor):
+        _check_tensors(q=q, v=v)
     if q.dim() != 4 or v.dim() != 4:
         raise ProblemError(
             f"q: shape {tuple(q.shape)}, v: shape {tuple(v.shape)}; wanted 4 axes each: (batch, seqlen, num_heads, "
@@ -274,6 +289,8 @@ def _empty_out(q: Tensor, v: Tensor) -> Tensor:
 
 
 def _empty_lse(q: Tensor) -> Tensor:
+    if not isinstance(q, Tensor):
+        _check_tensors(q=q)
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
 
 
@@ -314,12 +331,13 @@ def _check_sdpa(
 ) -> None:  # fmt: skip
     if attn_mask is not None:
         raise ProblemError("attn_mask: not built: the kernels know full and causal masks; pass None, or is_causal=True")
-    if dropout_p:
+    if isinstance(dropout_p, Tensor) or dropout_p:
         raise ProblemError(f"dropout_p: {dropout_p}: inference has no dropout; pass 0.0")
     if not isinstance(is_causal, bool):
         raise ProblemError(f"is_causal: {is_causal!r} is no bool; pass True or False")
     _check_scale("scale", scale)
     for name, t in (("query", query), ("key", key), ("value", value)):
+        _check_tensors(**{name: t})
         if t.dim() != 4:
             raise ProblemError(
                 f"{name}: shape {tuple(t.shape)} has {t.dim()} axes; wanted 4: (batch, num_heads, seqlen, head_dim); "
@@ -356,12 +374,15 @@ def covers(
     try:
         causal = _flash_mask(causal, window_size)
         _check_scale("softmax_scale", softmax_scale)
+        _check_tensors(q=q, k=k, v=v)
+        if not isinstance(return_lse, bool):
+            raise ProblemError(f"return_lse: {type(return_lse).__name__} is no bool; pass True or False")
         _refuse_grad(q, k, v)
         bundle, item = current_bundle(), str(q.dtype).removeprefix("torch.")
         dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(item, item)
         shape = (*q.shape[:3], *v.shape[3:])
-        out = TensorArg.contiguous(1 << 64, shape, dtype, q.get_device())  # beyond whatever q, k and v are
-        lse = TensorArg.contiguous(1 << 96, (q.shape[0], q.shape[2], q.shape[1]), "float32", q.get_device()) if (
+        out = TensorArg.contiguous(1 << 62, shape, dtype, q.get_device())  # beyond whatever q, k and v are
+        lse = TensorArg.contiguous(1 << 63, (q.shape[0], q.shape[2], q.shape[1]), "float32", q.get_device()) if (
             return_lse and q.dim() == 4
         ) else None  # fmt: skip
         launch = describe_launch(q, k, v, out, lse, causal=causal, softmax_scale=softmax_scale)

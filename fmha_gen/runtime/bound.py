@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .driver import Addresses, BoundLaunch, Device, PackedLaunch
+from typing import Any
+
+from . import arguments
+from .driver import ADDRESS_ORDER, Addresses, BoundLaunch, Device, PackedLaunch
+from .tensors import MAX_ADDRESS
 
 
 class PreparedLaunch:
@@ -30,9 +34,27 @@ class PreparedLaunch:
         """
         if self._bound is None:
             return self
-        return PreparedLaunch(self.kernel, self.device, self.packed, self._bound.rebind(addresses))
+        try:
+            bound = self._bound.rebind(addresses)
+        except Exception:
+            _check_addresses(addresses)
+            raise
+        return PreparedLaunch(self.kernel, self.device, self.packed, bound)
 
     def launch_at(self, addresses: Addresses, stream: int) -> None:
         """`rebind` for one call; nothing is kept."""
         if self._bound is not None:
-            self._bound.launch_at(addresses, stream)
+            try:
+                self._bound.launch_at(addresses, stream)
+            except Exception:
+                _check_addresses(addresses)
+                raise
+
+
+def _check_addresses(addresses: Any) -> None:
+    """Say what is wrong with addresses that a launch failed on, if anything is. Raises ProblemError."""
+    wanted = f"a tuple of the addresses of {', '.join(ADDRESS_ORDER)}, 0 for an lse that is not wanted"
+    if not isinstance(addresses, (tuple, list)) or len(addresses) != len(ADDRESS_ORDER):
+        raise arguments.wrong("addresses", addresses, wanted)
+    for name, address in zip(ADDRESS_ORDER, addresses, strict=True):
+        arguments.integer(f"addresses: {name}", address, "an address in bytes", 0, MAX_ADDRESS)

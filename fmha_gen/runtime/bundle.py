@@ -17,15 +17,17 @@ from typing import Any
 from ..errors import BundleError, DriverError, ProblemError
 from ..manifest import KernelEntry, KernelRecord, Manifest
 from ..manifest_io import read_manifest, read_record, read_verified_file
+from . import arguments
 from . import select as selection
 from .bound import PreparedLaunch
 from .cache import MAX_RECIPES, LaunchCache
 from .cuda import CudaDriver
 from .driver import Device, Driver
 from .pack import Packer
-from .problem import ELEMENTS, Launch, Problem, describe_launch
+from .problem import ELEMENTS, MAX_EXTENT, Launch, Problem, describe_launch
 from .recipe import Choice, Recipe
 from .streams import stream_handle
+from .tensors import HOST, MAX_ORDINAL
 
 
 class Bundle:
@@ -48,9 +50,12 @@ class Bundle:
         """Read the index of the bundle in folder `path`.
 
         driver: what executes its kernels; CUDA by default, `fmha_gen.sim.driver.SimDriver` without a GPU.
-        Raises BundleError: no bundle, another format, damaged or edited.
+        Raises BundleError: no bundle, another format, damaged or edited; ProblemError for arguments of a wrong type.
         """
-        return cls(Path(path), read_manifest(path), driver if driver is not None else CudaDriver())
+        folder = Path(arguments.path("bundle", path))
+        if driver is not None and not hasattr(driver, "image"):
+            raise arguments.wrong("driver", driver, "a driver, e.g. fmha_gen.sim.driver.SimDriver(), or None for CUDA")
+        return cls(folder, read_manifest(folder), driver if driver is not None else CudaDriver())
 
     @property
     def kernels(self) -> tuple[KernelEntry, ...]:
@@ -63,6 +68,8 @@ class Bundle:
 
     def record(self, entry: KernelEntry) -> KernelRecord:
         """The kernel's full record, read and verified once. Raises BundleError."""
+        if not isinstance(entry, KernelEntry):
+            raise arguments.wrong("entry", entry, "an index entry of this bundle, one of bundle.kernels")
         record = self._records.get(entry.id)
         if record is None:
             record = self._records.setdefault(entry.id, read_record(self.path, entry))
@@ -73,13 +80,19 @@ class Bundle:
 
         Raises SelectionError with every kernel's reasons and the spec lines that would add one.
         """
-        target = self.driver.device(device) if isinstance(device, int) else device
+        target = self._device(device)
         return selection.select(self.manifest, problem, target, variant)
 
     def covers(self, problem: Problem, device: Device | int = 0) -> tuple[str, ...]:
         """Why no kernel serves `problem` on `device`; empty when one does. What `select` decides, without raising."""
-        target = self.driver.device(device) if isinstance(device, int) else device
+        target = self._device(device)
         return selection.covers(self.manifest, problem, target)
+
+    def _device(self, device: Any) -> Device:
+        if isinstance(device, Device):
+            return device
+        wanted = "a CUDA ordinal, or a fmha_gen.runtime.Device"
+        return self.driver.device(arguments.integer("device", device, wanted, HOST, MAX_ORDINAL))
 
     # ---- loading
 
@@ -89,7 +102,8 @@ class Bundle:
         Loads into the current context when it is on `device`, else into the device's primary context. Returns their
         ids. freeze: also `freeze`. Raises BundleError for a damaged kernel, DriverError.
         """
-        target = self.driver.device(device)
+        target = self._device(device)
+        arguments.glob("pattern", pattern)
         entries = [
             e for e in selection.matching(self.kernels, pattern) if selection.runs_on(e, target) or pattern is not None
         ]
@@ -153,6 +167,11 @@ class Bundle:
             key = self._cache.key(q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms))
             if key is not None and (known := self._cache.prepare(key)) is not None:
                 return known
+        arguments.glob("variant", variant)
+        if dtype is not None and dtype not in ELEMENTS:
+            raise arguments.wrong("dtype", dtype, f"one of {', '.join(ELEMENTS)}, or None")
+        if num_sms is not None:
+            num_sms = arguments.integer("num_sms", num_sms, "a number of multiprocessors, or None", 1, MAX_EXTENT)
         launch = describe_launch(
             q, k, v, out, lse, causal=causal, window=window, softmax_scale=softmax_scale,
             features=_features(softcap, sink), dtype=dtype, served=self._dtypes,
@@ -233,9 +252,10 @@ def _features(softcap: float | None, sink: Any) -> tuple[str, ...]:
     """Features that a launch asks for. softcap None or 0 means none; a bad value is refused by name."""
     features = []
     if softcap is not None:
-        if isinstance(softcap, (bool, str)) or not 0 <= float(softcap) < float("inf"):
-            raise ProblemError(f"softcap: {softcap!r}; it must be finite and >= 0; 0 or None means no softcap")
-        if softcap > 0:
+        value = arguments.number("softcap", softcap, "a float >= 0; 0 or None means no softcap")
+        if not 0 <= value < float("inf"):
+            raise ProblemError(f"softcap: {value}; it must be finite and >= 0; 0 or None means no softcap")
+        if value > 0:
             features.append("softcap")
     if sink is not None:
         features.append("sink")

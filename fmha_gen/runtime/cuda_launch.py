@@ -9,8 +9,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DriverError
-from . import cuda_errors
+from . import arguments, cuda_errors
 from .driver import ADDRESS_ORDER, Addresses, Device, PackedLaunch, TensorMapArgs
+from .streams import MAX_HANDLE, stream_handle
 
 if TYPE_CHECKING:
     from .cuda import CudaDriver, CudaKernel
@@ -150,7 +151,10 @@ class CudaLaunch:
 
     def _go(self, stream: int, params: int) -> None:
         shared = self._shared
-        config = shared.configs.get(stream)
+        try:
+            config = shared.configs.get(stream)
+        except TypeError:
+            raise arguments.wrong("stream", stream, "the raw handle of a CUDA stream as an int") from None
         if config is None:
             config = self._config(stream)
         result, current = shared.current()
@@ -186,11 +190,12 @@ class CudaLaunch:
         """A launch configuration per stream, so that calls from several threads share nothing that changes."""
         shared = self._shared
         api, packed = shared.driver.api, shared.packed
+        handle = arguments.integer("stream", stream_handle(stream, None), "a raw handle", 0, MAX_HANDLE)
         config = api.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = packed.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = packed.block
         config.sharedMemBytes = packed.dynamic_smem_bytes
-        config.hStream = api.CUstream(stream)
+        config.hStream = api.CUstream(handle)
         if packed.cluster != (1, 1, 1):
             attribute = api.CUlaunchAttribute()
             attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

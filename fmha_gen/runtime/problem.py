@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ProblemError
+from . import arguments
 from .overlap import check_overlap
 from .tensors import ITEM_BYTES, TensorArg, as_tensor
 
@@ -54,6 +55,13 @@ class Problem:
     lse: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("dtype", "mask"):
+            if not isinstance(getattr(self, name), str):
+                raise arguments.wrong(name, getattr(self, name), "a name as a string")
+        if not isinstance(self.features, (tuple, list)) or not all(isinstance(f, str) for f in self.features):
+            raise arguments.wrong("features", self.features, "a tuple of names, e.g. ('sink',)")
+        if not isinstance(self.lse, bool):
+            raise arguments.wrong("lse", self.lse, "True or False")
         for name in ("batch", "seqlen_q", "seqlen_k"):
             _check_extent(name, getattr(self, name), 0)
         for name in ("num_heads_q", "num_heads_kv", "head_dim_qk", "head_dim_v"):
@@ -147,9 +155,7 @@ def _window_bound(name: str, value: Any) -> int | None:
 
 def check_scale(value: Any) -> float:
     """A softmax scale as float. Raises ProblemError by name: not a number, not finite, negative, beyond float32."""
-    if isinstance(value, (bool, str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        raise ProblemError(f"softmax_scale: {value!r} is no number; pass a float >= 0, or None for 1/sqrt(head_dim_qk)")
-    scale = float(value)
+    scale = arguments.number("softmax_scale", value, "a float >= 0, or None for 1/sqrt(head_dim_qk)")
     if not math.isfinite(scale):
         raise ProblemError(f"softmax_scale: {scale} is not finite; pass a float >= 0, or None for 1/sqrt(head_dim_qk)")
     if scale < 0:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from ..built import BUILT, built_archs, show_dims
 from ..errors import SelectionError
 from ..manifest import KernelEntry, Manifest, Serves, id_matches
+from . import arguments
 from .driver import ARCH_CAPABILITY, Device
 from .problem import Problem
 
@@ -62,6 +63,7 @@ def runs_on(entry: KernelEntry, device: Device) -> bool:
 
 def explain(manifest: Manifest, problem: Problem, device: Device) -> list[tuple[KernelEntry, tuple[str, ...]]]:
     """Every kernel of the bundle, in manifest order, with its `reasons`."""
+    _check_types(problem, device)
     return [(entry, reasons(entry, problem, device)) for entry in manifest.kernels]
 
 
@@ -95,7 +97,8 @@ def candidates(
     Raises SelectionError listing every kernel with its reasons, and the spec lines that would add one, or why none
     can.
     """
-    entries = matching(manifest.kernels, pattern)
+    _check_types(problem, device)
+    entries = matching(manifest.kernels, arguments.glob("variant", pattern))
     if not entries:
         listed = "".join(f"\n  {e.id}" for e in manifest.kernels) or "\n  (none: the bundle is empty)"
         raise SelectionError(
@@ -106,6 +109,13 @@ def candidates(
         return tuple(sorted(served, key=lambda e: (e.rank, e.id)))
     trace = [(entry, reasons(entry, problem, device)) for entry in entries]
     raise SelectionError(_miss(manifest, problem, device, trace, pattern))
+
+
+def _check_types(problem: Problem, device: Device) -> None:
+    if not isinstance(problem, Problem):
+        raise arguments.wrong("problem", problem, "a fmha_gen.runtime.Problem")
+    if not isinstance(device, Device):
+        raise arguments.wrong("device", device, "a CUDA ordinal, or a fmha_gen.runtime.Device")
 
 
 def _alike(serves: Serves, problem: Problem) -> bool:

@@ -6,6 +6,9 @@ import sys
 from typing import Any
 
 from ..errors import ProblemError
+from . import arguments
+
+MAX_HANDLE = 2**64 - 1
 
 
 def stream_handle(stream: Any, tensor: Any, needed: bool = True) -> int:
@@ -26,9 +29,9 @@ def stream_handle(stream: Any, tensor: Any, needed: bool = True) -> int:
     handle = getattr(stream, "cuda_stream", getattr(stream, "handle", None))
     if handle is not None:
         return int(handle)
-    if hasattr(stream, "__index__") and not isinstance(stream, bool):
-        return int(stream.__index__())
-    raise ProblemError(f"stream: {type(stream).__name__} names no CUDA stream; pass its raw handle as an int")
+    if not hasattr(stream, "__index__") or isinstance(stream, bool):
+        raise ProblemError(f"stream: {type(stream).__name__} names no CUDA stream; pass its raw handle as an int")
+    return arguments.integer("stream", stream, "the raw handle of a CUDA stream as an int", 0, MAX_HANDLE)
 
 
 def _current_stream(tensor: Any, needed: bool) -> int:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ProblemError
+from . import arguments
 
+MAX_ADDRESS = 2**64 - 1
+MAX_ORDINAL = 2**31 - 1
 HOST = -1  # `TensorArg.device` of memory that no GPU owns (numpy arrays, for the simulator)
 
 _TYPESTR = {
@@ -46,7 +49,8 @@ class TensorArg:
     @classmethod
     def contiguous(cls, address: int, shape: tuple[int, ...], dtype: str, device: int | None = None) -> TensorArg:
         """A dense row-major tensor at a raw pointer."""
-        return cls(address, tuple(shape), contiguous_strides(shape), dtype, device)
+        shape = arguments.extents("shape", shape)
+        return cls(address, shape, contiguous_strides(shape), dtype, device)
 
     @property
     def numel(self) -> int:
@@ -80,7 +84,7 @@ def as_tensor(obj: Any, name: str, dtype: str | None = None) -> TensorArg:
 
 def _describe(obj: Any, name: str) -> TensorArg:
     if isinstance(obj, TensorArg):
-        return obj
+        return _checked(obj, name)
     if type(obj).__module__.partition(".")[0] == "torch" and hasattr(obj, "data_ptr"):
         return _from_torch(obj)
     if (interface := getattr(obj, "__cuda_array_interface__", None)) is not None:
@@ -93,6 +97,18 @@ def _describe(obj: Any, name: str) -> TensorArg:
         f"{name}: {type(obj).__name__} is no tensor; pass an object with __cuda_array_interface__ or __dlpack__, "
         f"or a TensorArg(address, shape, strides, dtype)"
     )
+
+
+def _checked(t: TensorArg, name: str) -> TensorArg:
+    """What a caller filled in, in plain types. Raises ProblemError."""
+    if not isinstance(t.dtype, str):
+        raise arguments.wrong(f"{name}: dtype", t.dtype, "a name as a string, e.g. 'bf16'")
+    device = t.device
+    if device is not None:
+        device = arguments.integer(f"{name}: device", device, "a CUDA ordinal, or None", HOST, MAX_ORDINAL)
+    address = arguments.integer(f"{name}: address", t.address, "an address in bytes", 0, MAX_ADDRESS)
+    shape, strides = arguments.extents(f"{name}: shape", t.shape), arguments.extents(f"{name}: strides", t.strides)
+    return TensorArg(address, shape, strides, t.dtype, device)
 
 
 def _from_torch(t: Any) -> TensorArg:

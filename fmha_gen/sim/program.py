@@ -7,6 +7,7 @@ Building refuses every instruction, modifier and operand that is not modelled, w
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from .ptx import Instr, Kernel, Pair, Reg, Sink, Unsupported, Vector
 
 SHARED_BASE_OFFSET = 1024  # bytes of a CTA's shared memory that the system keeps, as CUDA 12 and later do
 MIN_NATIVE = 1
+MODELLED = 100  # sm_100a, compute capability 10.0
 
 # Instructions whose first operand is read, not written, although it is a register or a vector.
 _READS_FIRST = frozenset({"st", "red", "bar", "barrier", "nanosleep", "setmaxnreg", "prefetch", "exit", "ret", "fence",
@@ -213,6 +215,24 @@ class Program:
         return [r for r in self.kernel.regs if mask >> r.index & 1]
 
 
+def _check_target(target: str) -> None:
+    """Refuse PTX that compute capability 10.0, which is what is modelled, cannot run.
+
+    Plain targets run on every later architecture, those of a family (f) within it, and those of an architecture (a) on
+    that one alone (CUDA programming guide, compute capabilities).
+    """
+    m = re.fullmatch(r"sm_(\d+)([af]?)", target)
+    if m is None:
+        raise Unsupported(None, f"PTX: .target {target or '(none)'}: not an sm_ target; the simulator models sm_100a")
+    number, suffix = int(m[1]), m[2]
+    if number > MODELLED or (suffix and number != MODELLED):
+        raise Unsupported(
+            None,
+            f"PTX: .target {target}: the simulator models sm_100a, which runs sm_100a, sm_100f and plain targets up to "
+            f"sm_{MODELLED} only; run it on its own GPU, or build it for sm_100a",
+        )
+
+
 _programs: dict[tuple[str, str | None], Program] = {}
 
 
@@ -220,5 +240,7 @@ def load(text: str, entry: str | None, binder: Callable[[Program, Instr], Callab
     """The program of `entry` in a PTX text; cached by content."""
     key = hashlib.sha256(text.encode()).hexdigest(), entry
     if key not in _programs:
-        _programs[key] = Program(parse(text).kernel(entry), binder)
+        module = parse(text)
+        _check_target(module.target)
+        _programs[key] = Program(module.kernel(entry), binder)
     return _programs[key]

@@ -832,6 +832,7 @@ WAIT:
     "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r1, %r1}], [%r1];",
     "mov.u64 %rd1, %clock64;", "add.sat.s32 %r1, %r1, %r1;", "ex2.approx.ftz.bf16x2 %r1, %r1;", "fma.rn.f16x2 %r1, %r1, %r1, %r1;",
     "ld.local.b32 %r1, [%r1];", "setmaxnreg.inc.sync.aligned.u32 100;", "fence.proxy.tensormap::generic.acquire.gpu [%rd1], 128;",
+    "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned 0;",
     "bar.foo 0;", "mov.u32 %r1, nowhere;", "add.f32 %r1, %rd1, %r1;", "frobnicate.b32 %r1, %r1;",
 ])  # fmt: skip
 def test_unsupported_is_refused_by_name_before_the_run(code):
@@ -839,6 +840,29 @@ def test_unsupported_is_refused_by_name_before_the_run(code):
         prepare(Launch(kernel("mov.u32 %r1, 1;\n" + code), grid=(1,), block=(32,), params=[]))
     assert isinstance(e.value, Unsupported) or "PTX line" in str(e.value)
     assert "PTX line" in str(e.value) and code.split()[0].rstrip(";") in str(e.value)
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_100f", "sm_100", "sm_90", "sm_80", "sm_100a, debug"])
+def test_ptx_for_this_architecture_runs(target):
+    out = np.zeros(32, np.uint32)
+    memory = GlobalMemory()
+    text = kernel("mov.u32 %r1, 7;\nld.param.u64 %rd1, [o];\nst.global.b32 [%rd1], %r1;", ".param .u64 o")
+    text = text.replace(".target sm_100a", f".target {target}")
+    assert execute(text, [memory.map("out", out)], memory).ok and out[0] == 7
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_103a", "sm_103f", "sm_103", "sm_120a", "sm_120"])
+def test_ptx_for_another_architecture_is_refused_by_name(target):
+    text = kernel("mov.u32 %r1, 7;").replace("sm_100a", target)
+    with pytest.raises(Unsupported, match=f"PTX: .target {target}: the simulator models sm_100a, .* build it for sm_"):
+        prepare(Launch(text, grid=(1,), block=(32,), params=[]))
+
+
+@pytest.mark.parametrize("header", ["", ".target texmode_unified\n"])
+def test_ptx_without_an_architecture_is_refused(header):
+    text = kernel("mov.u32 %r1, 7;").replace(".target sm_100a\n", header)
+    with pytest.raises(Unsupported, match=r"PTX: .target (\(none\)|texmode_unified): not an sm_ target"):
+        prepare(Launch(text, grid=(1,), block=(32,), params=[]))
 
 
 def test_launch_misuse_is_refused():

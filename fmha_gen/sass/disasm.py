@@ -26,6 +26,8 @@ _INSTRUCTION = re.compile(r"^(?:\{\s*)?(?:@(!?U?P(?:\d+|T))\s+)?([A-Z][A-Za-z0-9
 _TARGET = re.compile(r"`\(([^)]*)\)")
 _BRANCH_TABLE = re.compile(r"BRANCH_TARGETS\s+([^\"]*)")
 _COMMENT = re.compile(r"\(\*.*?\*\)")
+_ERROR_LINE = re.compile(r"\b(?:fatal|error)\s*:", re.I)
+_WARNING_LINE = re.compile(r"\b(?:warning|info|note)\s*:", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,28 @@ def disassemble(cubin: str | Path, where: str | None = None) -> list[Section]:
     Raises ToolchainError if nvdisasm is missing or refuses the file.
     """
     where = where or str(cubin)
-    run = subprocess.run([find_nvdisasm(), "-c", str(cubin)], capture_output=True, text=True, check=False)
-    if run.returncode:
-        why = (run.stderr or run.stdout).strip().splitlines()
+    tool = find_nvdisasm()
+    try:
+        run = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as e:
         raise ToolchainError(
-            f"{where}: nvdisasm failed with exit code {run.returncode}: {why[-1] if why else 'no message'}; "
+            f"nvdisasm: {tool} cannot be run ({e.strerror}); pip install {NVDISASM_PACKAGE}, or correct PATH"
+        ) from None
+    if run.returncode:
+        ended = f"exit code {run.returncode}" if run.returncode > 0 else f"signal {-run.returncode}"
+        raise ToolchainError(
+            f"{where}: nvdisasm failed with {ended}: {_complaint(run.stderr, run.stdout)}; "
             f"is it a cubin, and is nvdisasm as new as the toolkit that made it?"
         )
     return parse(run.stdout, where)
+
+
+def _complaint(stderr: str, stdout: str) -> str:
+    """The line that says why: the first that calls itself fatal or an error, else the last that is no warning."""
+    errors, output = ([line.strip() for line in text.splitlines() if line.strip()] for text in (stderr, stdout))
+    fatal = [line for line in errors + output if _ERROR_LINE.search(line)]
+    plain = [line for line in errors if not _WARNING_LINE.search(line)]
+    return (fatal[:1] or plain[-1:] or errors[-1:] or output[-1:] or ["no message"])[0]
 
 
 def parse(text: str, where: str) -> list[Section]:

@@ -280,3 +280,45 @@ def test_a_missing_nvdisasm_names_its_package(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(disasm.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ToolchainError, match="pip install nvidia-cuda-nvdisasm"):
         disasm.find_nvdisasm()
+
+
+def fake_nvdisasm(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """A program of that name on PATH, and a cubin for it."""
+    tool = folder / "nvdisasm"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    (folder / "k.cubin").write_bytes(b"x")
+    return folder / "k.cubin"
+
+
+WARNING, FATAL = "nvdisasm warning : sm_90 is deprecated", "nvdisasm fatal   : k.cubin is an invalid ELF file"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f"echo '{FATAL}' >&2; echo '{WARNING}' >&2; exit 1", f"exit code 1: {FATAL}; is it a cubin"),
+        (f"echo '{WARNING}' >&2; echo '{FATAL}' >&2; exit 255", f"exit code 255: {FATAL}; is it a cubin"),
+        (f"echo '{WARNING}' >&2; echo '{FATAL}'; echo '{WARNING}'; exit 1", f"exit code 1: {FATAL}; is it a cubin"),
+        ("echo 'Error: no such option'; exit 2", "exit code 2: Error: no such option; is it a cubin"),
+        (f"echo 'cannot go on' >&2; echo '{WARNING}' >&2; exit 1", "exit code 1: cannot go on; is it a cubin"),
+        (f"echo '{WARNING}' >&2; exit 1", f"exit code 1: {WARNING}; is it a cubin"),
+        ("printf '\\377 error: bytes' >&2; exit 1", "exit code 1: . error: bytes; is it a cubin"),
+        ("exit 1", "exit code 1: no message; is it a cubin"),
+        ("kill -9 $$", "failed with signal 9: no message"),
+    ],
+)
+def test_what_nvdisasm_fails_of_is_quoted_not_its_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    cubin = fake_nvdisasm(tmp_path, monkeypatch, script)
+    with pytest.raises(ToolchainError, match=f"k.cubin: nvdisasm .*{words}"):
+        disasm.disassemble(cubin)
+
+
+def test_an_nvdisasm_that_cannot_be_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cubin = fake_nvdisasm(tmp_path, monkeypatch, "exit 0")
+    (tmp_path / "nvdisasm").write_text("#!/nowhere/sh\n")
+    with pytest.raises(ToolchainError, match=r"nvdisasm: /.*/nvdisasm cannot be run \(No such file or directory\)"):
+        disasm.disassemble(cubin)

@@ -252,6 +252,10 @@ def _loop_table(a: Analysis, every_loop: bool) -> TextTable:
         counted = " ".join(f"{op} {p.counts[op]}" for op in _COUNTED.split() if op in p.counts)
         rows.append(("  " * p.depth + name, f"{p.address:#x}", str(p.slots), path, str(p.moves), counted))
     notes = list(a.kernel.notes)
+    if a.kernel.spill_stores or a.kernel.spill_loads:
+        spilling = dict.fromkeys(p.role for p in a.kernel.loops if p.innermost and (p.counts.keys() & {"STL", "LDL"}))
+        where = f"in the loops of {', '.join(spilling)}" if spilling else "outside of innermost loops"
+        notes.append(f"spills: {a.kernel.spill_stores} STL, {a.kernel.spill_loads} LDL, {where}")
     if a.bound:
         t = a.bound.terms
         notes.append(f"bound (model): MMA {t.mma_clk:.0f}, MUFU {t.mufu_clk:.0f}, issue {t.issue_clk:.0f} clk")

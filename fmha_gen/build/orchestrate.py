@@ -20,6 +20,7 @@ from ..plan import KernelPlan, make_plan
 from ..render import render
 from ..spec import BundleHeader, KernelSpec, check_identities
 from .cache import BuildCache, default_cache_dir
+from .hints import spec_hint
 from .identity import build_digest, generator
 from .jobs import choose_jobs
 from .keep import Dropped, keep
@@ -227,6 +228,7 @@ def _compile_all(
             kernel, problem = _outcome(future, items[n].id, local=options.executor is None)
             if kernel is not None:
                 cache.store(items[n].key, kernel)
+            problem = spec_hint(items[n].plan, problem)
             tally.add(n, "failed" if kernel is None else "compiled", kernel, problem)
     except BaseException:
         _stop(futures, local=options.executor is None)

@@ -26,12 +26,18 @@ from fmha_gen.build import (
     jobs,
     orchestrate,
 )
+from fmha_gen.build.hints import spill_hint
+from fmha_gen.build.orchestrate import make_item
 from fmha_gen.bundle import check_bundle
-from fmha_gen.compiler import CompiledKernel, CompileJob
+from fmha_gen.compiler import CompiledKernel, CompileJob, gates
 from fmha_gen.compiler.gates import Expected
+from fmha_gen.elf import read_cubin
 from fmha_gen.errors import CompileError, PlanError, SpecError, ToolchainError
 from fmha_gen.launch_rules import HEADS_PER_SECTION
 from fmha_gen.manifest import Resources
+from fmha_gen.plan import KernelPlan, make_plan
+from fmha_gen.render import render
+from fmha_gen.sass.disasm import Instruction, Section
 from fmha_gen.spec import BundleHeader, KernelSpec
 from tests.fake_bundle import make_ptx
 from tests.fake_cubin import make_cubin
@@ -50,6 +56,7 @@ class FakeCompiler:
     def __init__(self) -> None:
         self.compiled: list[str] = []
         self.broken: str | None = None
+        self.complaint = "error: no such register"
         self.lock = threading.Lock()
 
     def __call__(self, job: CompileJob) -> CompiledKernel:
@@ -57,7 +64,7 @@ class FakeCompiler:
         with self.lock:
             self.compiled.append(job.id)
         if self.broken is not None and self.broken in job.id:
-            raise CompileError(f"{job.id}: error: no such register; full log: {job.log_dir}/{job.id}.log")
+            raise CompileError(f"{job.id}: {self.complaint}; full log: {job.log_dir}/{job.id}.log")
         want = job.expected
         cubin = make_cubin(
             (want.symbol,),
@@ -158,6 +165,51 @@ def test_a_failed_kernel_fails_the_build_by_name_and_the_rest_is_kept(compiler, 
     result = build_bundle(HEADER, SPECS, tmp_path / "out", options)
     assert len(compiler.compiled) == 1 and "fp16" in compiler.compiled[0]
     assert (result.count("cached"), result.count("compiled")) == (2, 1)
+
+
+def plan_of(**changes) -> KernelPlan:
+    return make_plan(dataclasses.replace(SPECS[0], **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        # 2 x 192 + 72 + 56 = 512 of 65536 / 128 = 512
+        ({}, "demo.yaml:3: registers: softmax 192 (softmax0 softmax1), correction 72 (correction), other 56 (mma "
+             "epilogue load): raise the field of the role that spills, most often softmax; the warpgroups hold 512 of 512 "
+             "per thread, so lower another; or lower tile.n (128)"),
+        # 192 + 72 + 2 x 120 = 504
+        ({"q_stage": 1}, "other 120 (mma epilogue load): raise the field of the role that spills, most often softmax; "
+                         "the warpgroups hold 504 of 512 per thread, 8 are free; or lower tile.n (128)"),
+        # 2 consumer warpgroups of 240 and a load warpgroup of 24: 504
+        ({"arch": "sm_90a", "q_stage": None}, "registers: softmax 240 (consumer0 consumer1), other 24 (load): raise"),
+    ],
+)  # fmt: skip
+def test_a_kernel_that_spills_is_told_which_field_of_the_spec_to_raise(changes: dict, words: str):
+    hint = spill_hint(plan_of(**changes))
+    assert words in hint and hint.endswith("no option lets spills pass")
+
+
+def test_the_hint_comes_with_what_the_gates_call_spills(compiler, options, tmp_path: Path, monkeypatch):
+    """The words that the hint goes by are those of the gates."""
+    code = [Section("k", [Instruction(0, None, "STL.64", ""), Instruction(16, None, "LDL", "")])]
+    monkeypatch.setattr(gates, "disassemble", lambda path: code)
+    want = make_item(plan_of(), render(plan_of()), "c" * 64, "/logs", 1.0).job.expected
+    _, (spills,) = gates.check_machine_code(Path("k.cubin"), "")
+    stack = next(
+        p for p in gates.check_elf(read_cubin(make_cubin((want.symbol,), stack_bytes=24), "k"), want)[1] if "stack" in p
+    )
+    for problem in (spills, stack):
+        compiler.broken, compiler.complaint = "fp16", problem
+        with pytest.raises(CompileError) as e:
+            build_bundle(HEADER, SPECS, tmp_path / "out", options)
+        (line,) = [text for text in str(e.value).splitlines() if problem in text]
+        assert "fp16-d64" in line and "full log: " in line
+        assert line.endswith(f"; {spill_hint(make_plan(SPECS[1]))}") and "demo.yaml:4: registers: softmax 192" in line
+    compiler.complaint = "error: no such register"
+    with pytest.raises(CompileError) as e:
+        build_bundle(HEADER, SPECS, tmp_path / "out", options)
+    assert "raise the field" not in str(e.value)
 
 
 def test_a_failure_leaves_the_bundle_that_is_there(compiler: FakeCompiler, options: BuildOptions, tmp_path: Path):

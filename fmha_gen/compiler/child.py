@@ -6,7 +6,8 @@ one folder for each kernel.
 
 Reads ``{"source", "arch", "dsl", "cuda_major"}``; writes ``plain.cubin``, ``plain.ptx``, ``lines.ptx`` and
 ``result.json`` beside the job: ``{"ok": true, "symbols": [...], "cuda": "13.4"}`` or
-``{"ok": false, "kind": "toolchain" | "compile", "message": ...}``. Everything else goes to stdout and stderr.
+``{"ok": false, "kind": "toolchain" | "compile", "message": ...}``. Everything else goes to stdout and stderr. When its
+standard input closes, the build is gone (SIGKILL lets it end nothing), and the process ends itself and its folder.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import os
 import re
+import shutil
+import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+FOLDER_PREFIX = "fmha-gen-"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _OTHER = re.compile(r"(suggestion|note|hint|warning)\b.*:")  # a message that follows an error's own text
 
@@ -32,6 +38,7 @@ class _WrongToolchain(Exception):
 def main(job_path: str) -> int:
     """Compile the job and write its result; 0 when it worked."""
     job: dict[str, Any] = json.loads(Path(job_path).read_text())
+    threading.Thread(target=_end_with_build, args=(Path(job_path).resolve().parent,), daemon=True).start()
     try:
         result = _compile(job)
     except _WrongToolchain as e:
@@ -41,6 +48,13 @@ def main(job_path: str) -> int:
         result = {"ok": False, "kind": "compile", "message": summarize(e)}
     Path("result.json").write_text(json.dumps(result))
     return 0 if result["ok"] else 1
+
+
+def _end_with_build(work: Path) -> None:
+    os.read(0, 1)
+    if work.name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(work, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _compile(job: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .. import elf
 from ..errors import BundleError, CompileError, ToolchainError
 from ..manifest import Resources
 from . import gates, linemap, toolchain
-from .child import ANSI
+from .child import ANSI, FOLDER_PREFIX
 from .code import code_digest
 
 DEFAULT_TIME_LIMIT_S = 600.0
@@ -67,7 +67,7 @@ def compile_kernel(job: CompileJob) -> CompiledKernel:
     _check_code(job, "before")
     start = time.perf_counter()
     try:
-        with tempfile.TemporaryDirectory(prefix="fmha-gen-") as folder:
+        with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder:
             work = Path(folder)
             result = _run_child(job, work)
             _check_code(job, "while")
@@ -99,7 +99,7 @@ def _run_child(job: CompileJob, work: Path) -> dict[str, str]:
             command,
             cwd=work,
             env=_child_env(work),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # never written to: it closes with this process, however that ends
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -115,6 +115,8 @@ def _run_child(job: CompileJob, work: Path) -> dict[str, str]:
             if child.poll() is None:
                 _kill(child)
                 child.wait()
+            assert child.stdin is not None
+            child.stdin.close()
     return _child_result(job, work, code)
 
 

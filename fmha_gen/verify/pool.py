@@ -9,11 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from ..errors import FmhaGenError, VerifyError
 from .kernel import CaseVerdict, KernelVerdict
@@ -44,7 +46,7 @@ def side_by_side(verify: Verify, tasks: Sequence[Task], jobs: int | None) -> Ite
     if workers == 1:
         yield from (verify(task) for task in tasks)
         return
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         futures = {pool.submit(verify, task): task for task in tasks}
         for future in as_completed(futures):
@@ -126,6 +128,7 @@ class _Worker:
 
 def _serve(verify: Verify, connection: Connection) -> None:
     """The worker's side."""
+    _end_with_parent()
     while True:
         try:
             task = connection.recv()
@@ -135,6 +138,21 @@ def _serve(verify: Verify, connection: Connection) -> None:
             connection.send(verify(task))
         except FmhaGenError as e:
             connection.send(e)
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the verification does, even by SIGKILL, which lets nobody tell the workers.
+
+    A pool's workers wait for tasks on a pipe that they hold open themselves, and one that waits for a GPU reads none.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _cores() -> int:

@@ -176,8 +176,8 @@ def plan_of(**changes) -> KernelPlan:
     [
         # 2 x 192 + 72 + 56 = 512 of 65536 / 128 = 512
         ({}, "demo.yaml:3: registers: softmax 192 (softmax0 softmax1), correction 72 (correction), other 56 (mma "
-             "epilogue load): raise the field of the role that spills, most often softmax; the warpgroups hold 512 of 512 "
-             "per thread, so lower another; or lower tile.n (128)"),
+             "epilogue load): raise the field of the role that spills, most often softmax; the warpgroups hold 512 of "
+             "512 per thread, so lower another; or lower tile.n (128)"),
         # 192 + 72 + 2 x 120 = 504
         ({"q_stage": 1}, "other 120 (mma epilogue load): raise the field of the role that spills, most often softmax; "
                          "the warpgroups hold 504 of 512 per thread, 8 are free; or lower tile.n (128)"),

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fmha_gen.compiler.toolchain import CUDA_MAJOR, DSL_VERSION
 from fmha_gen.resources import data_dir
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +91,43 @@ def test_a_signal_ends_the_compilers_and_removes_their_folders(number: signal.Si
     assert not any(map(is_running, pids)), "compilers outlive the build"
     assert len(list((tmp_path / "pids").iterdir())) == 2, "none was started after the signal"
     assert list((tmp_path / "tmp").iterdir()) == [] and not (tmp_path / "o").exists()
+
+
+def test_a_compiler_ends_with_a_build_that_is_killed(tmp_path: Path):
+    """SIGKILL: the build can end nothing; the compiler sees its standard input close."""
+    work = tmp_path / "fmha-gen-x"
+    work.mkdir()
+    (work / "kernel.py").write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(100)\n")
+    job = {"source": str(work / "kernel.py"), "arch": "sm_100a", "dsl": DSL_VERSION, "cuda_major": CUDA_MAJOR}
+    (work / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "fmha_gen.compiler.child", "job.json"]
+    build = subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(work), *command],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert build.stdout is not None
+    compiler = int(build.stdout.readline())
+    wait_until((work / "started").exists)
+    build.kill()
+    build.communicate()
+    wait_until(lambda: not is_running(compiler))
+    assert not work.exists()
+
+
+BUILD = """
+import subprocess, sys, time
+child = subprocess.Popen(sys.argv[2:], cwd=sys.argv[1], stdin=subprocess.PIPE, start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "in time"
+        time.sleep(0.05)
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from fmha_gen.errors import BundleError, VerifyError
 from fmha_gen.verify.kernel import CaseVerdict, KernelVerdict
 from fmha_gen.verify.pool import Task, side_by_side, under_limit
+from tests.unit.test_interrupt import ROOT, is_running
 
 
 class OnArrival(Task):
@@ -33,6 +37,17 @@ class Hangs(OnArrival):
     """As a process does that waits for a GPU."""
 
     act = time.sleep, (1000,)
+
+
+def record_and_hang() -> None:
+    Path(os.environ["PIDS"], str(os.getpid())).touch()
+    time.sleep(1000)
+
+
+class Records(OnArrival):
+    """Hangs, after it has left the process's id as a file's name."""
+
+    act = record_and_hang, ()
 
 
 def task(number: int, kind: type[Task] = Task) -> Task:
@@ -68,6 +83,34 @@ def test_an_interrupt_does_not_wait_for_kernels_that_run() -> None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("pool", ["side_by_side({}, 2)", "under_limit({}, 600)"])
+def test_a_killed_verification_takes_its_workers_with_it(pool: str, tmp_path: Path) -> None:
+    """SIGKILL: workers that wait, or are in the middle of a kernel, do not go on."""
+    code = (
+        "from tests.unit.test_verify_pool import *\n"
+        "if __name__ == '__main__':\n"
+        f"    list({pool.format('passes, [task(n, Records) for n in range(2)]')})\n"
+    )
+    script = tmp_path / "verification.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PIDS": str(tmp_path)}
+    verification = subprocess.Popen([sys.executable, str(script)], env=env)
+    end = time.monotonic() + 60
+    wanted = 2 if "side" in pool else 1
+    while len(pids := [int(p.name) for p in tmp_path.iterdir() if p.name.isdigit()]) < wanted:
+        assert verification.poll() is None and time.monotonic() < end, "workers start"
+        time.sleep(0.05)
+    verification.kill()
+    verification.wait()
+    end = time.monotonic() + 20
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [pid for pid in pids if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "workers outlive the verification"
 
 
 def test_r12_a_kernel_that_hangs_fails_and_the_others_are_verified() -> None:

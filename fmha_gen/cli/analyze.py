@@ -6,17 +6,18 @@ from pathlib import Path
 
 import click
 
+from .options import HEAD_DIM, NonEmpty
 from .output import add_row, json_option, only_option, out, print_json, table
 
 
 @click.command("analyze")
-@click.argument("path", metavar="BUNDLE|FILE.cubin")
+@click.argument("path", type=NonEmpty(), metavar="BUNDLE|FILE.cubin")
 @only_option
 @click.option("--all-loops", is_flag=True, help="Also loops that hold others, with their own code's figures.")
-@click.option("--head-dim-qk", type=click.IntRange(1), metavar="N", help="Of a bare cubin, for its bound.")
-@click.option("--head-dim-v", type=click.IntRange(1), metavar="N", help="Of a bare cubin; default: --head-dim-qk.")
+@click.option("--head-dim-qk", type=HEAD_DIM, metavar="N", help="Of a bare cubin, for its bound.")
+@click.option("--head-dim-v", type=HEAD_DIM, metavar="N", help="Of a bare cubin; default: --head-dim-qk.")
 @click.option(
-    "--tile-n", type=click.IntRange(16), default=128, show_default=True, help="Keys per block of a bare cubin."
+    "--tile-n", type=click.IntRange(16, 2**16), default=128, show_default=True, help="Keys per block of a bare cubin."
 )
 @json_option
 def command(
@@ -36,6 +37,10 @@ def command(
 
     if only is not None and Path(path).is_file():
         raise click.UsageError("--only chooses among a bundle's kernels; a cubin is analyzed whole")
+    if head_dim_v is not None and head_dim_qk is None:
+        raise click.UsageError("--head-dim-v without --head-dim-qk; pass both")
+    if head_dim_qk is not None and Path(path).is_dir():
+        raise click.UsageError("--head-dim-qk and --head-dim-v are of a bare cubin; a bundle's records say them")
     report = analyze(path, head_dim_qk, head_dim_v, tile_n, only)
     if as_json:
         print_json(report.to_dict())

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from .options import HEAD_DIM, SIZE, NonEmpty
 from .output import (
     add_row,
     bundle_argument,
@@ -26,15 +27,33 @@ from .output import (
 @bundle_argument
 @only_option
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="Default: the bundle's, bf16 before fp16.")
-@click.option("--head-dim", "head_dims", type=int, multiple=True, metavar="N", help="head_dim_qk; may be repeated.")
+@click.option(
+    "--head-dim", "head_dims", type=HEAD_DIM, multiple=True, metavar="N", help="head_dim_qk; may be repeated."
+)
 @click.option("--mask", type=click.Choice(["full", "causal", "both"]), default="both", show_default=True)
-@click.option("--seqlen", "seqlens", type=int, multiple=True, metavar="N", help="May be repeated. Default: 1k 4k 16k.")
-@click.option("--tokens", type=int, default=16384, show_default=True, help="batch x seqlen of every problem.")
-@click.option("--heads", type=int, metavar="N", help="Default: 2048 / head_dim_v.")
-@click.option("--heads-kv", type=int, metavar="N", help="Default: as many as q heads.")
-@click.option("--rounds", type=int, default=20, show_default=True, help="Timed samples of each contender.")
-@click.option("--peer", "peers", multiple=True, metavar="NAME", help="cudnn, fa3 or none. Default: what is installed.")
-@click.option("-o", "--output", default=".", show_default=True, metavar="DIR", help="Gets bench-*.json, .svg and .md.")
+@click.option("--seqlen", "seqlens", type=SIZE, multiple=True, metavar="N", help="May be repeated. Default: 1k 4k 16k.")
+@click.option("--tokens", type=SIZE, default=16384, show_default=True, help="batch x seqlen of every problem.")
+@click.option("--heads", type=SIZE, metavar="N", help="Default: 2048 / head_dim_v.")
+@click.option("--heads-kv", type=SIZE, metavar="N", help="Default: as many as q heads.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 10**6), default=20, show_default=True, help="Timed samples of each contender."
+)
+@click.option(
+    "--peer",
+    "peers",
+    type=click.Choice(["cudnn", "fa3", "none"]),
+    multiple=True,
+    help="May be repeated. Default: what is installed.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=NonEmpty(),
+    default=".",
+    show_default=True,
+    metavar="DIR",
+    help="Gets bench-*.json, .svg and .md.",
+)
 @click.option("--no-plot", is_flag=True, help="Write no SVG, which needs matplotlib.")
 @json_option
 def command(
@@ -57,6 +76,10 @@ def command(
 
     Prints a table and writes the report as JSON, as a page with the table, and as an SVG plot of throughput.
     """
+    if "none" in peers and len(set(peers)) > 1:
+        raise click.UsageError(f"--peer none with {', '.join(p for p in peers if p != 'none')}; drop one of the two")
+    if heads is not None and heads % (heads_kv or heads):
+        raise click.UsageError(f"--heads {heads} with --heads-kv {heads_kv}; pass a multiple of --heads-kv")
     from ..bench import BenchOptions, bench_bundle
     from ..bench.plot import draw, require
 

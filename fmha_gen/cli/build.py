@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import NonEmpty, Scheduler
 from .output import (
     add_row,
     arch_option,
@@ -28,12 +29,19 @@ if TYPE_CHECKING:
 
 @click.command("build")
 @spec_argument
-@click.option("-o", "--out", "out_dir", default="out", show_default=True, metavar="DIR", help="Where bundles go.")
+@click.option(
+    "-o", "--out", "out_dir", type=NonEmpty(), default="out", show_default=True, metavar="DIR", help="Where bundles go."
+)
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Kernels compiled side by side.")
 @arch_option
 @only_option
 @click.option("--dry-run", is_flag=True, help="List what would be built; compile and write nothing.")
-@click.option("--executor", metavar="dask://HOST:PORT", help="Compile on a dask.distributed cluster instead of here.")
+@click.option(
+    "--executor",
+    type=Scheduler(),
+    metavar="dask://HOST:PORT",
+    help="Compile on a dask.distributed cluster instead of here.",
+)
 @click.option("--source", is_flag=True, help="Ship each kernel's rendered source beside its cubin.")
 @json_option
 def command(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import HEAD_DIM, LENGTH, SIZE, Architecture, NonEmpty, WindowBound, options_alone
 from .output import add_row, bundle_argument, json_option, out, print_json, table
-from .run import WindowBound
 
 if TYPE_CHECKING:
     from ..explain import Explanation
@@ -15,21 +15,26 @@ if TYPE_CHECKING:
 
 @click.command("explain")
 @bundle_argument
-@click.option("--head-dim", type=int, required=True, metavar="N", help="head_dim_qk.")
-@click.option("--head-dim-v", type=int, metavar="N", help="Default: head_dim_qk.")
+@click.option("--head-dim", type=HEAD_DIM, required=True, metavar="N", help="head_dim_qk.")
+@click.option("--head-dim-v", type=HEAD_DIM, metavar="N", help="Default: head_dim_qk.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="Default: the bundle's, bf16 before fp16.")
 @click.option("--causal", is_flag=True, help="Bottom-right aligned causal mask.")
 @click.option("--window", nargs=2, type=WindowBound(), metavar="L R", help="Keys left and right of the diagonal.")
 @click.option("--softcap", is_flag=True, help="The problem has a softcap.")
 @click.option("--sink", is_flag=True, help="The problem has a sink.")
 @click.option("--lse", is_flag=True, help="The log-sum-exp is wanted.")
-@click.option("--batch", type=int, default=1, show_default=True)
-@click.option("--seqlen-q", type=int, default=4096, show_default=True)
-@click.option("--seqlen-k", type=int, metavar="N", help="Default: seqlen_q.")
-@click.option("--heads", type=int, default=16, show_default=True, help="num_heads_q.")
-@click.option("--heads-kv", type=int, metavar="N", help="Default: as many as q heads.")
-@click.option("--arch", metavar="ARCH", help="Default: this machine's GPU, else the bundle's only architecture.")
-@click.option("--variant", metavar="GLOB", help="Choose among kernels whose id matches.")
+@click.option("--batch", type=LENGTH, default=1, show_default=True)
+@click.option("--seqlen-q", type=LENGTH, default=4096, show_default=True)
+@click.option("--seqlen-k", type=LENGTH, metavar="N", help="Default: seqlen_q.")
+@click.option("--heads", type=SIZE, default=16, show_default=True, help="num_heads_q.")
+@click.option("--heads-kv", type=SIZE, metavar="N", help="Default: as many as q heads.")
+@click.option(
+    "--arch",
+    type=Architecture(),
+    metavar="ARCH",
+    help="Default: this machine's GPU, else the bundle's only architecture.",
+)
+@click.option("--variant", type=NonEmpty(), metavar="GLOB", help="Choose among kernels whose id matches.")
 @json_option
 def command(
     bundle: str,
@@ -58,22 +63,23 @@ def command(
     from ..manifest_io import read_manifest
 
     manifest = read_manifest(bundle)
-    problem = make_problem(
-        manifest,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        dtype=dtype,
-        causal=causal,
-        window=window,
-        batch=batch,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        heads=heads,
-        heads_kv=heads_kv,
-        softcap=softcap,
-        sink=sink,
-        lse=lse,
-    )
+    with options_alone():
+        problem = make_problem(
+            manifest,
+            head_dim=head_dim,
+            head_dim_v=head_dim_v,
+            dtype=dtype,
+            causal=causal,
+            window=window,
+            batch=batch,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            heads=heads,
+            heads_kv=heads_kv,
+            softcap=softcap,
+            sink=sink,
+            lse=lse,
+        )
     found = explain(manifest, problem, device_for(manifest, arch), variant)
     if as_json:
         print_json(found.report())

@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from ..manifest import KernelEntry, Manifest
+from .options import NonEmpty
 from .output import add_row, bundle_argument, count, json_option, out, plans_of, print_json, table
 
 
 @click.command("list")
 @bundle_argument
-@click.argument("specs", nargs=-1, metavar="[SPEC...]")
+@click.argument("specs", type=NonEmpty(), nargs=-1, metavar="[SPEC...]")
 @json_option
 def command(bundle: str, specs: tuple[str, ...], as_json: bool) -> int:
     """Show what a bundle serves: one row a problem, one column a kernel for it.

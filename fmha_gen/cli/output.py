@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import PlanError, SelectionError, SpecError
+from .options import Architecture, NonEmpty
 
 if TYPE_CHECKING:
     from ..manifest import KernelEntry, Manifest
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 200  # columns of a table when no terminal says how wide it is
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; docs/cli.md has the keys.")
-only_option = click.option("--only", metavar="GLOB", help="Only kernels whose id matches, e.g. '*-d128-causal-*'.")
-spec_argument = click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
-arch_option = click.option("--arch", metavar="ARCH", help="Only this architecture of the spec, e.g. sm_100a.")
-bundle_argument = click.argument("bundle", metavar="BUNDLE")
+only_option = click.option(
+    "--only", type=NonEmpty(), metavar="GLOB", help="Only kernels whose id matches, e.g. '*-d128-causal-*'."
+)
+spec_argument = click.argument("specs", type=NonEmpty(), nargs=-1, required=True, metavar="SPEC...")
+arch_option = click.option(
+    "--arch", type=Architecture(), metavar="ARCH", help="Only this architecture of the spec, e.g. sm_100a."
+)
+bundle_argument = click.argument("bundle", type=NonEmpty(), metavar="BUNDLE")
 
 
 def out() -> Console:

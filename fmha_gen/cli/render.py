@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from .options import NonEmpty
 from .output import arch_option, json_option, only_option, output_folder, plans_of, print_json, spec_argument
 
 
@@ -11,7 +12,14 @@ from .output import arch_option, json_option, only_option, output_folder, plans_
 @spec_argument
 @arch_option
 @only_option
-@click.option("-o", "--out", "out_dir", metavar="DIR", help="Write <id>.py files there instead of printing one source.")
+@click.option(
+    "-o",
+    "--out",
+    "out_dir",
+    type=NonEmpty(),
+    metavar="DIR",
+    help="Write <id>.py files there instead of printing one source.",
+)
 @json_option
 def command(specs: tuple[str, ...], arch: str | None, only: str | None, out_dir: str | None, as_json: bool) -> None:
     """Print the CuTe-DSL source of one kernel, or write those of many with -o."""

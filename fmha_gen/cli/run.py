@@ -6,45 +6,29 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import INT32_MAX, NonEmpty, Number, WindowBound, options_alone
 from .output import add_row, bundle_argument, err, json_option, out, print_json, table
 
 if TYPE_CHECKING:
     from ..run import RunResult
 
-INT32_MAX = 2**31 - 1
-
-
-class WindowBound(click.ParamType):
-    """One bound of a window: a number of keys, or ``none`` for unbounded."""
-
-    name = "bound"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value is None or value == "none":
-            return None
-        try:
-            bound = int(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is neither a number nor `none`", param, ctx)
-        if not 0 <= bound <= INT32_MAX:
-            self.fail(f"{bound} is out of range; allowed is 0 to {INT32_MAX}; `none` is unbounded", param, ctx)
-        return bound
-
 
 @click.command("run")
 @bundle_argument
-@click.option("--input", "input_path", required=True, metavar="FILE.npz", help="Arrays q, k, v.")
-@click.option("--output", "output_path", required=True, metavar="FILE.npz", help="Gets out and lse, float32.")
+@click.option("--input", "input_path", type=NonEmpty(), required=True, metavar="FILE.npz", help="Arrays q, k, v.")
+@click.option(
+    "--output", "output_path", type=NonEmpty(), required=True, metavar="FILE.npz", help="Gets out and lse, float32."
+)
 @click.option("--driver", type=click.Choice(["auto", "sim", "cuda"]), default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="What inputs are rounded to. Default: the bundle's.")
 @click.option("--causal", is_flag=True, help="Bottom-right aligned causal mask.")
 @click.option("--window", nargs=2, type=WindowBound(), metavar="L R", help="Keys left and right of the diagonal.")
-@click.option("--scale", type=float, metavar="X", help="softmax_scale. Default: 1/sqrt(head_dim_qk).")
-@click.option("--softcap", type=float, metavar="X", help="Needs kernels built with softcap.")
-@click.option("--num-splits", type=int, metavar="N", help="Needs kernels built with split_kv.")
-@click.option("--variant", metavar="GLOB", help="Choose among kernels whose id matches.")
+@click.option("--scale", type=Number(min=0), metavar="X", help="softmax_scale. Default: 1/sqrt(head_dim_qk).")
+@click.option("--softcap", type=Number(min=0), metavar="X", help="Needs kernels built with softcap.")
+@click.option("--num-splits", type=click.IntRange(1, INT32_MAX), metavar="N", help="Needs kernels built with split_kv.")
+@click.option("--variant", type=NonEmpty(), metavar="GLOB", help="Choose among kernels whose id matches.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the simulator's scheduler.")
-@click.option("--sms", type=click.IntRange(min=1), metavar="N", help="Multiprocessors the grid is laid out for.")
+@click.option("--sms", type=click.IntRange(1, INT32_MAX), metavar="N", help="Multiprocessors the grid is laid out for.")
 @json_option
 def command(
     bundle: str,
@@ -67,7 +51,12 @@ def command(
     q, k and v are (batch, seqlen, num_heads, head_dim) arrays in float32, rounded to the kernel's dtype.
     """
     from ..run import RunOptions, run_npz
+    from ..runtime.problem import check_scale, resolve_mask
 
+    with options_alone():
+        resolve_mask(causal, window)
+        if scale is not None:
+            check_scale(scale)
     options = RunOptions(
         driver=driver,
         dtype=dtype,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .options import NonEmpty, Number
 from .output import add_row, bundle_argument, count, json_option, only_option, out, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 @bundle_argument
 @click.option("--driver", type=click.Choice(["sim", "cuda"]), default="sim", show_default=True)
 @only_option
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Scheduler seeds that must give the same bits.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 10**6), metavar="N", help="Scheduler seeds that must give the same bits."
+)
 @click.option("--quick", is_flag=True, help="A few problems and seeds a kernel instead of the full set.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), metavar="N", help="Kernels verified side by side.")
 @click.option(
-    "--time-limit", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="S",
+    "--time-limit", type=Number(1, 10**6), default=120.0, show_default=True, metavar="S",
     help="Seconds that a kernel may take on a GPU before it counts as hanging.",
 )  # fmt: skip
-@click.option("--proof", metavar="FILE", help="Where proof.json goes. Default: into the bundle.")
+@click.option("--proof", type=NonEmpty(), metavar="FILE", help="Where proof.json goes. Default: into the bundle.")
 @json_option
 def command(
     bundle: str,

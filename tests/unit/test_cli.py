@@ -48,6 +48,77 @@ def test_wrong_usage_is_exit_code_2(args):
     assert result.exit_code == 2 and error_of(result)["code"] == "usage"
 
 
+RUN = ("run", "BUNDLE", "--input", "in.npz", "--output", "out.npz")
+EXPLAIN = ("explain", "BUNDLE", "--arch", "sm_100a", "--head-dim", "64")
+USAGE: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("build", CORE): (
+        "--executor nonsense", "--executor dask://x", "--executor dask://x:99999", "--executor dask://x:0",
+        "--executor tcp://x:80", "--arch nonsense", "--arch SM_100A", "--arch=", "--only=", "--out=", "-j -1", "-j x",
+    ),
+    ("plan", CORE): ("--arch sm_120a", "--only="),
+    ("render", CORE): ("--arch 10.0", "--out="),
+    ("list",): ("",),
+    ("inspect", "BUNDLE"): ("--only=",),
+    ("analyze", "BUNDLE"): (
+        "--head-dim-qk 64", "--head-dim-v 64", "--head-dim-qk 0", "--head-dim-qk 99999999999999999999", "--tile-n 8",
+        "--tile-n 99999999999999999999",
+    ),
+    ("verify", "BUNDLE"): (
+        "--seeds 0", "--seeds 99999999999999999999", "--time-limit nan", "--time-limit inf", "--time-limit 0",
+        "--time-limit 1e300", "--driver gpu", "--proof=", "-j 0",
+    ),
+    RUN: (
+        "--scale nan", "--scale inf", "--scale=-1", "--scale 1e300", "--scale x", "--softcap nan", "--softcap=-1",
+        "--num-splits 0", "--num-splits -3", "--sms 0", "--sms 99999999999999999999", "--seed -1", "--window 1 x",
+        "--window -1 0", "--window 3 4 --causal", "--variant=", "--dtype fp32", "--driver x",
+    ),
+    ("bench", "BUNDLE"): (
+        "--peer foo", "--peer none --peer cudnn", "--seqlen 0", "--seqlen -5", "--head-dim 0", "--tokens 0",
+        "--tokens -1", "--rounds 0", "--heads 0", "--heads-kv 0", "--heads 3 --heads-kv 2", "--mask window",
+    ),
+    EXPLAIN: (
+        "--head-dim 0", "--head-dim-v -5", "--batch -1", "--seqlen-q -1", "--seqlen-k 99999999999999", "--heads 0",
+        "--heads 3 --heads-kv 2", "--arch foo", "--variant=", "--window 3 4 --causal", "--dtype fp8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "more"), [(c, m) for c, options in USAGE.items() for m in options])
+def test_a_value_that_nothing_could_make_right_is_wrong_usage(command, more, tmp_path):
+    """Whatever the spec, bundle or input: said before any of them is worked on, and on a machine without a GPU too."""
+    make_bundle(tmp_path / "b")
+    args = [str(tmp_path / "b") if a == "BUNDLE" else a for a in (*command, *more.split())]
+    result = run(*args, "--json")
+    error = error_of(result)
+    assert result.exit_code == 2 and error["code"] == "usage", error
+    result = run(*args)
+    assert result.exit_code == 2 and result.stdout == "" and "Error: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("build", CORE, "--dry-run", "--arch", "sm_103a"), "spec"),  # another spec may list it
+        (("plan", CORE, "--only", "nothing"), "spec"),
+        (("inspect", "BUNDLE", "--only", "nothing"), "no_kernel"),
+        ((*EXPLAIN, "--variant", "nothing"), "no_kernel"),
+        ((*RUN, "--scale", "0"), "problem"),  # the input is missing
+    ],
+)
+def test_what_other_files_could_make_right_is_a_failure(args, code, tmp_path):
+    make_bundle(tmp_path / "b")
+    result = run(*[str(tmp_path / "b") if a == "BUNDLE" else a for a in args], "--json")
+    assert result.exit_code == 1 and error_of(result)["code"] == code
+
+
+@pytest.mark.parametrize("spelling", ["sm_100a", "sm100a", "10.0a", "100a"])
+def test_every_spelling_of_an_architecture_is_taken_by_every_command(spelling, tmp_path):
+    make_bundle(tmp_path / "b")
+    assert run("build", CORE, "--dry-run", "--arch", spelling).exit_code == 0
+    result = run("explain", tmp_path / "b", "--head-dim", "128", "--seqlen-q", "200", "--arch", spelling, "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout)["device"].startswith("device 0 (any sm_100a device")
+
+
 def test_a_failure_is_exit_code_1_with_its_code(tmp_path):
     result = run("list", tmp_path / "none")
     assert result.exit_code == 1 and result.stdout == ""

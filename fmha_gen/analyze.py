@@ -20,7 +20,7 @@ from typing import Any
 from .arch import ARCHS
 from .errors import BundleError, SelectionError
 from .manifest import KernelRecord, id_matches
-from .manifest_io import read_cubin, read_manifest, read_record
+from .manifest_io import MAX_FILE_BYTES, read_cubin, read_manifest, read_record
 from .plan import model
 from .plan.types import ModelBound
 from .sass import KernelReport, LoopReport, read_kernels
@@ -108,9 +108,12 @@ def analyze(
     if where.is_dir():
         return Report(str(path), tuple(_analyze_bundle(where, only)))
     try:
-        data = where.read_bytes()
+        with open(where, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as e:
         raise BundleError(f"{where}: cannot be read ({e.strerror}); name a bundle's folder or a cubin") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise BundleError(f"{where}: more than {MAX_FILE_BYTES} bytes; no cubin is that long; check the path")
     dims = None if head_dim_qk is None else (head_dim_qk, head_dim_v or head_dim_qk, tile_n)
     return Report(str(path), tuple(_analysis(None, where.name, k, None, dims) for k in read_kernels(data, str(where))))
 

@@ -7,9 +7,7 @@ serving uses; only the driver differs.
 
 from __future__ import annotations
 
-import errno
 import os
-import tempfile
 import time
 import zipfile
 from dataclasses import dataclass, field, replace
@@ -19,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from . import output_file
 from .built import built_features
 from .errors import DriverError, FmhaGenError, ProblemError, SelectionError
 from .manifest import Manifest
@@ -279,8 +278,10 @@ def read_npz(path: str) -> dict[str, Array]:
             arrays = {name: file[name] for name in file.files}
     except FileNotFoundError as e:
         raise ProblemError(f"{path}: cannot be read as .npz ({e.strerror}); check the path") from None
+    except MemoryError:
+        raise ProblemError(f"{path}: its arrays need more memory than there is; check their shapes") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
-        raise ProblemError(f"{path}: cannot be read as .npz ({e}); write it with numpy.savez") from None
+        raise ProblemError(f"{path}: cannot be read as .npz ({_why(e)}); write it with numpy.savez") from None
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
         held = ", ".join(arrays) or "nothing"
@@ -298,31 +299,29 @@ def read_npz(path: str) -> dict[str, Array]:
     return arrays
 
 
+def _why(error: Exception) -> str:
+    """An error of numpy's reader without its advice to unpickle what it does not know."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if "allow_pickle" in str(error):
+        return "it holds Python objects" if "Object arrays" in str(error) else "it is neither .npz nor .npy"
+    return str(error)
+
+
 def write_npz(path: str, arrays: dict[str, Array]) -> None:
     """Write an ``.npz`` file whole or not at all. Raises ProblemError when it cannot be written."""
-    target = Path(path)
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            try:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.close()
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, target)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        output_file.write_output(Path(path), lambda file: np.savez(file, allow_pickle=False, **arrays))
     except OSError as e:
         raise _not_writable(path, e) from None
 
 
 def check_output(path: str) -> None:
     """Raise ProblemError, before the work, when no file can be written to `path`."""
-    target = Path(path)
-    code = errno.EISDIR if target.is_dir() else 0 if target.parent.is_dir() else errno.ENOENT
-    if not code and not os.access(target.parent, os.W_OK | os.X_OK):
-        code = errno.EACCES
-    if code:
-        raise _not_writable(path, OSError(code, os.strerror(code)))
+    try:
+        output_file.check_output(Path(path))
+    except OSError as e:
+        raise _not_writable(path, e) from None
 
 
 def _not_writable(path: str, e: OSError) -> ProblemError:

@@ -128,6 +128,10 @@ def _dispatch(group: _Group, argv: list[str], as_json: bool) -> int:
         writable = flush_output()
         print_error("file", message, as_json and writable)
         return 1
+    except MemoryError as e:
+        what = f" ({e})" if str(e) else ""
+        print_error("memory", f"out of memory{what}; free some, lower -j, or take a smaller problem", as_json)
+        return 1
     except Exception as e:
         if as_json:
             print_error("internal", f"{type(e).__name__}: {e}; this is a bug of fmha-gen", as_json=True)

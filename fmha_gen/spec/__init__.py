@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 
+MAX_SPEC_BYTES = 1 << 24
+
+
 def read_specs(paths: Sequence[str | Path], arch: str | None = None) -> SpecFile:
     """Read one or more spec files into one bundle's worth of variants.
 
@@ -54,7 +57,11 @@ def read_specs(paths: Sequence[str | Path], arch: str | None = None) -> SpecFile
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(MAX_SPEC_BYTES + 1)
+        if len(data) > MAX_SPEC_BYTES:
+            raise SpecError([f"{path}: more than {MAX_SPEC_BYTES} bytes; no spec is that long; check the path"])
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except OSError as e:
         raise SpecError([f"{path}: cannot be read: {e.strerror}; check the path"]) from e
     except UnicodeDecodeError as e:

@@ -7,7 +7,6 @@ fence or a wait missing, fails too. ``proof.json`` records what passed, keyed by
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from ..errors import ProblemError, SelectionError, VerifyError
 from ..manifest import KernelEntry, Manifest
 from ..manifest_io import read_manifest, read_record
+from ..output_file import check_output, write_output
 from ..runtime.select import matching
 from .bench import open_bench
 from .cases import full_cases, quick_cases
@@ -165,13 +165,9 @@ def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
         "kernels": dict(sorted(kernels.items())),
     }  # fmt: skip
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
-        temporary.chmod(0o644)
-        os.replace(temporary, target)
+        write_output(target, lambda file: file.write(text.encode()))
     except OSError as e:
-        temporary.unlink(missing_ok=True)
         raise _not_writable(target, e) from None
 
 
@@ -182,6 +178,8 @@ def _is_full(earlier: Any, entry: dict[str, Any]) -> bool:
 
 
 def _earlier(target: Path) -> dict[str, Any]:
+    if not target.is_file():  # none yet, or a pipe, which has nothing to read
+        return {}
     try:
         data = json.loads(target.read_text())
         kernels = data["kernels"] if data["format_version"][0] == PROOF_FORMAT[0] else {}
@@ -202,12 +200,8 @@ def _finite(x: float) -> float | None:
 
 def _check_writable(target: Path) -> None:
     """Fail before the work, not after it."""
-    if target.is_dir() or not target.name:
-        raise _not_writable(target, IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)))
     try:
-        probe = target.with_name(f".{target.name}.{os.getpid()}")
-        probe.touch()
-        probe.unlink()
+        check_output(target)
     except OSError as e:
         raise _not_writable(target, e) from None
 

@@ -30,6 +30,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "manifest": (BASE, set()),
     "launch_rules": (BASE | {"manifest"}, set()),
     "resources": (BASE, set()),
+    "output_file": (set(), set()),
     "elf": (BASE, set()),
     "record_checks": (BASE | {"arch", "elf", "launch_rules", "manifest"}, set()),
     "manifest_io": (BASE | {"manifest", "elf", "record_checks"}, set()),
@@ -49,12 +50,18 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "interop/torch.py": (BASE | {"runtime", "interop"}, {"torch"}),
     "analyze": (BASE | {"arch", "manifest", "manifest_io", "plan", "sass"}, set()),
     "reference": (BASE, {"numpy"}),
-    "run": (BASE | {"built", "launch_rules", "manifest", "manifest_io", "reference", "runtime", "sim"}, {"numpy"}),
+    "run": (
+        BASE | {"built", "launch_rules", "manifest", "manifest_io", "output_file", "reference", "runtime", "sim"},
+        {"numpy"},
+    ),
     "bench": (BASE | {"__init__", "arch", "manifest", "reference", "runtime"}, {"numpy"}),
     "bench/peers.py": (BASE | {"bench", "runtime"}, {"torch"}),
     "bench/plot.py": (BASE | {"bench"}, {"matplotlib"}),
     "explain": (BASE | {"manifest", "runtime"}, set()),
-    "verify": (BASE | {"launch_rules", "manifest", "manifest_io", "reference", "run", "runtime", "sim"}, {"numpy"}),
+    "verify": (
+        BASE | {"launch_rules", "manifest", "manifest_io", "output_file", "reference", "run", "runtime", "sim"},
+        {"numpy"},
+    ),
     "doctor": (BASE | {"__init__", "arch", "built", "compiler", "resources", "runtime", "sass", "spec"}, set()),
     "__main__": ({"__init__", "cli", "doctor"}, {"click", "rich"}),
 }

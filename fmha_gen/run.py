@@ -276,11 +276,11 @@ def read_npz(path: str) -> dict[str, Array]:
             raise ValueError("it holds one array, .npy")
         with file:
             arrays = {name: file[name] for name in file.files}
-    except FileNotFoundError as e:
-        raise ProblemError(f"{path}: cannot be read as .npz ({e.strerror}); check the path") from None
+    except OSError as e:
+        raise ProblemError(f"{path}: cannot be read ({e.strerror or e}); check the path and its permissions") from None
     except MemoryError:
         raise ProblemError(f"{path}: its arrays need more memory than there is; check their shapes") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
+    except (ValueError, EOFError, zipfile.BadZipFile) as e:
         raise ProblemError(f"{path}: cannot be read as .npz ({_why(e)}); write it with numpy.savez") from None
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
@@ -301,8 +301,6 @@ def read_npz(path: str) -> dict[str, Array]:
 
 def _why(error: Exception) -> str:
     """An error of numpy's reader without its advice to unpickle what it does not know."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
     if "allow_pickle" in str(error):
         return "it holds Python objects" if "Object arrays" in str(error) else "it is neither .npz nor .npy"
     return str(error)
@@ -325,7 +323,7 @@ def check_output(path: str) -> None:
 
 
 def _not_writable(path: str, e: OSError) -> ProblemError:
-    return ProblemError(f"{path}: cannot be written ({e.strerror}); choose a file in a folder that exists")
+    return ProblemError(f"{path}: cannot be written ({e.strerror}); choose a file in a folder of yours that exists")
 
 
 __all__ = ["FmhaGenError", "RunOptions", "RunResult", "run_arrays", "run_npz"]

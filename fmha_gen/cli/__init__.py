@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -57,7 +58,20 @@ class _Group(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *_: Any, **__: Any) -> Any:
         argv = list(sys.argv[1:] if args is None else args)
+        if not _standard_streams():
+            click.echo("error: standard output is closed, and results go there; send it to a file or a pipe", err=True)
+            sys.exit(1)
         sys.exit(_run(self, argv))
+
+
+def _standard_streams() -> bool:
+    """Whether there is a standard output. Streams that the caller closed (``>&-``) are opened on the null device: else
+    the next file that is opened takes their number, and what a library prints goes into it."""
+    found = sys.stdout is not None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+    return found
 
 
 def _run(group: _Group, argv: list[str]) -> int:

@@ -448,3 +448,18 @@ def test_run_names_a_missing_bundle(tmp_path):
     args = ("run", tmp_path / "none", "--input", tmp_path / "in.npz", "--output", tmp_path / "o.npz", "--json")
     error = error_of(run(*args))
     assert error["code"] == "bundle" and "not a folder" in error["message"]
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 1), ("2>&-", 0), ("<&-", 0), (">&- 2>&- <&-", 1)])
+def test_closed_standard_streams(closed, code, tmp_path):
+    """Without an output the command fails in words; nothing that is opened later takes the stream's number."""
+    make_bundle(tmp_path / "b")
+    script = f'exec "{sys.executable}" -m fmha_gen list "{tmp_path / "b"}" {closed}'
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=env)
+    assert result.returncode == code and "Traceback" not in result.stderr
+    assert ("demo 1.0.0: 2 kernels" in result.stdout) == (code == 0)
+    if closed == ">&-":
+        assert result.stderr == (
+            "error: standard output is closed, and results go there; send it to a file or a pipe\n"
+        )  # fmt: skip

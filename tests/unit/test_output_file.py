@@ -92,7 +92,7 @@ def test_inputs_that_are_no_arrays_are_refused_without_advice_to_unpickle_them(t
     for name, words in (
         ("text", r"text: cannot be read as .npz \(it is neither .npz nor .npy\)"),
         ("objects.npz", r"objects.npz: cannot be read as .npz \(it holds Python objects\)"),
-        (".", r": cannot be read as .npz \(Is a directory\)"),
+        (".", r": cannot be read \(Is a directory\); check the path"),
         ("huge.npy", "huge.npy: (its arrays need more memory than there is|cannot be read)"),
     ):
         with pytest.raises(ProblemError, match=words) as e:

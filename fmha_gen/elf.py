@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,20 +30,24 @@ _EIATTR_MIN_STACK_SIZE = 0x12
 _EIATTR_KPARAM_INFO = 0x17
 _EIATTR_CBANK_PARAM_SIZE = 0x19
 _EIATTR_REGCOUNT = 0x2F
+_PER_SYMBOL_ATTRIBUTES = (_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)
 _EICOMPAT_ARCH_SPECIFIC = 0x09  # value 1: the "a" of sm_90a, sm_100a (toolkit 13)
 
 _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
+_SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
+_ATTRIBUTE = struct.Struct("<BBH")
+_PER_SYMBOL = struct.Struct("<II")
+_KPARAM = struct.Struct("<IHHI")
 _STT_FUNC = 2
 _STO_ENTRY = 0x10
 
 
-@dataclass(frozen=True, slots=True)
-class KernelParam:
+class KernelParam(NamedTuple):
     """One entry of a kernel's parameter table; offset and size in bytes, offset from the first parameter."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     offset: int
     size: int
 
@@ -99,11 +102,15 @@ def read_cubin(data: bytes, where: str) -> Cubin:
     """Parse a cubin. `where` names it in errors. Raises BundleError for anything that is not a whole, sane cubin."""
     try:
         elf = _Elf(data)
-        kernels = tuple(_read_kernel(elf, i) for i in elf.kernel_symbols())
+        per_symbol = _per_symbol(elf)
+        kernels = tuple([_read_kernel(elf, index, name, per_symbol) for index, name in elf.kernels])
         ptxas, options = _toolchain(elf)
         return Cubin(_arch(elf, options), elf.abi_version, ptxas, options, kernels)
     except (struct.error, IndexError, UnicodeDecodeError, _Malformed) as e:
         raise BundleError(f"{where}: not a whole cubin ({e}; {len(data)} bytes); rebuild or copy it again") from None
+
+
+_BAD_NAME = "a name lies outside its string table"
 
 
 class _Malformed(Exception):
@@ -113,19 +120,13 @@ class _Malformed(Exception):
 class _Section(NamedTuple):
     name: str
     type: int
-    data: bytes  # empty for NOBITS
+    start: int
     size: int
     link: int
 
 
-class _Symbol(NamedTuple):
-    name: str
-    is_kernel: bool
-    section: int
-
-
 class _Elf:
-    """Header, sections and symbols of a little-endian ELF64."""
+    """Header, sections and kernels, (symbol index, name), of a little-endian ELF64."""
 
     def __init__(self, data: bytes) -> None:
         if data[:4] != b"\x7fELF":
@@ -138,9 +139,10 @@ class _Elf:
         if machine != EM_CUDA:
             raise _Malformed(f"machine {machine}, a cubin has {EM_CUDA}")
         self.abi_version = data[8]
+        self.data = data
         self.sections = self._read_sections(data)
         self.by_name = {s.name: s for s in self.sections}
-        self.symbols = self._read_symbols()
+        self.kernels = self._read_kernels()
 
     def _read_sections(self, data: bytes) -> list[_Section]:
         offset, (entsize, count, names) = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<HHH", data, 58)
@@ -148,58 +150,64 @@ class _Elf:
             raise _Malformed("its section table is damaged")
         if offset + 64 * count > len(data):
             raise _Malformed(f"cut off: its section table ends at byte {offset + 64 * count}")
-        raw = [struct.unpack_from("<IIQQQQIIQQ", data, offset + 64 * i) for i in range(count)]
-        for r in raw:
-            if r[1] != _SHT_NOBITS and r[4] + r[5] > len(data):
-                raise _Malformed(f"cut off: a section ends at byte {r[4] + r[5]}")
+        raw = list(_SECTION.iter_unpack(data[offset : offset + 64 * count]))
         strings = data[raw[names][4] : raw[names][4] + raw[names][5]]
-        return [
-            _Section(_string(strings, r[0]), r[1], b"" if r[1] == _SHT_NOBITS else data[r[4] : r[4] + r[5]], r[5], r[6])
-            for r in raw
-        ]
-
-    def _read_symbols(self) -> list[_Symbol]:
-        table = next((s for s in self.sections if s.type == _SHT_SYMTAB), None)
-        if table is None or len(table.data) % _SYMBOL.size or table.link >= len(self.sections):
-            raise _Malformed("no symbol table")
-        strings = self.sections[table.link].data
         found = []
-        for name, info, other, section, _value, _size in _SYMBOL.iter_unpack(table.data):
-            found.append(_Symbol(_string(strings, name), info & 15 == _STT_FUNC and bool(other & _STO_ENTRY), section))
+        for name, kind, _flags, _address, start, size, link, _info, _align, _entsize in raw:
+            if kind != _SHT_NOBITS and start + size > len(data):
+                raise _Malformed(f"cut off: a section ends at byte {start + size}")
+            found.append(_Section(_string(strings, name), kind, start, size, link))
         return found
 
-    def kernel_symbols(self) -> list[int]:
-        return [i for i, s in enumerate(self.symbols) if s.is_kernel]
+    def _read_kernels(self) -> list[tuple[int, str]]:
+        table = next((s for s in self.sections if s.type == _SHT_SYMTAB), None)
+        if table is None or table.size % _SYMBOL.size or table.link >= len(self.sections):
+            raise _Malformed("no symbol table")
+        strings = self.content(self.sections[table.link])
+        last_end = strings.rfind(b"\0")
+        found = []
+        for index, (name, info, other, _section, _value, _size) in enumerate(_SYMBOL.iter_unpack(self.content(table))):
+            if name > last_end:
+                raise _Malformed(_BAD_NAME)
+            if info & 15 == _STT_FUNC and other & _STO_ENTRY:
+                found.append((index, _string(strings, name)))
+        return found
 
     def section(self, name: str) -> _Section:
         if name not in self.by_name:
             raise _Malformed(f"no section {name}")
         return self.by_name[name]
 
+    def content(self, section: _Section) -> bytes:
+        """The bytes of one section: most are code, which nobody asks for."""
+        return b"" if section.type == _SHT_NOBITS else self.data[section.start : section.start + section.size]
+
 
 def _string(table: bytes, offset: int) -> str:
     end = table.find(b"\0", offset)
     if offset >= len(table) or end < 0:
-        raise _Malformed("a name lies outside its string table")
+        raise _Malformed(_BAD_NAME)
     return table[offset:end].decode()
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _attributes(data: bytes) -> list[tuple[int, bytes]]:
     """(attribute, payload) of an .nv.info or .nv.compat section."""
-    at = 0
-    while at + 4 <= len(data):
-        form, attribute = data[at], data[at + 1]
-        if form in (1, 2, 3):
-            yield attribute, data[at + 2 : at + 4]
-            at += 4
-        elif form == 4:
-            size = struct.unpack_from("<H", data, at + 2)[0]
-            if at + 4 + size > len(data):
+    found = []
+    at, last = 0, len(data) - 4
+    while at <= last:
+        form, attribute, size = _ATTRIBUTE.unpack_from(data, at)
+        start = at + 4
+        if form == 4:
+            at = start + size
+            if at > len(data):
                 raise _Malformed("an attribute is longer than its section")
-            yield attribute, data[at + 4 : at + 4 + size]
-            at += 4 + size
+            found.append((attribute, data[start:at]))
+        elif form in (1, 2, 3):
+            found.append((attribute, data[at + 2 : start]))
+            at = start
         else:
             raise _Malformed(f"attribute format {form} is unknown")
+    return found
 
 
 def _arch(elf: _Elf, options: str | None) -> str:
@@ -212,7 +220,7 @@ def _arch(elf: _Elf, options: str | None) -> str:
         raise _Malformed(f"ABI version {elf.abi_version}; this reader knows 7 and 8")
     compat = elf.by_name.get(".nv.compat")
     if compat is not None:
-        specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(compat.data))
+        specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(elf.content(compat)))
     noted = _ARCH_OPTION.search(options or "")
     family = noted is not None and noted[1] == str(sm) and noted[2] == "f"
     return f"sm_{sm}{'a' if specific else 'f' if family else ''}"
@@ -223,28 +231,29 @@ def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:
     note = elf.by_name.get(".note.nv.tkinfo")
     if note is None:
         return None, None
-    texts = [t.decode("ascii", "replace") for t in _TEXT.findall(note.data)]
+    texts = [t.decode("ascii", "replace") for t in _TEXT.findall(elf.content(note))]
     version = next((m[1] for t in texts if (m := _RELEASE.search(t))), None)
     options = next((t.strip() for t in texts if "-arch" in t), None)
     return version, options
 
 
-def _per_symbol(elf: _Elf, attribute: int, symbol: int) -> int:
-    """Value of a module-level attribute (symbol index, value) of one kernel; 0 if it has none."""
-    for a, payload in _attributes(elf.section(".nv.info").data):
-        if a == attribute and struct.unpack("<II", payload)[0] == symbol:
-            return int(struct.unpack("<II", payload)[1])
-    return 0
+def _per_symbol(elf: _Elf) -> dict[tuple[int, int], int]:
+    """Module-level attributes of kernels: (attribute, symbol index) -> value."""
+    found: dict[tuple[int, int], int] = {}
+    for attribute, payload in _attributes(elf.content(elf.section(".nv.info"))):
+        if attribute in _PER_SYMBOL_ATTRIBUTES:
+            symbol, value = _PER_SYMBOL.unpack(payload)
+            found.setdefault((attribute, symbol), value)
+    return found
 
 
-def _read_kernel(elf: _Elf, symbol: int) -> CubinKernel:
-    name = elf.symbols[symbol].name
+def _read_kernel(elf: _Elf, symbol: int, name: str, per_symbol: dict[tuple[int, int], int]) -> CubinKernel:
     params: list[KernelParam] = []
     block: tuple[int, int, int] | None = None
     param_bytes = param_base = 0
-    for attribute, payload in _attributes(elf.section(f".nv.info.{name}").data):
+    for attribute, payload in _attributes(elf.content(elf.section(f".nv.info.{name}"))):
         if attribute == _EIATTR_KPARAM_INFO:
-            _, index, offset, bits = struct.unpack("<IHHI", payload)
+            _, index, offset, bits = _KPARAM.unpack(payload)
             params.append(KernelParam(index, offset, bits >> 18 & 0x3FFF))
         elif attribute == _EIATTR_CBANK_PARAM_SIZE:
             param_bytes = struct.unpack("<H", payload)[0]
@@ -252,17 +261,18 @@ def _read_kernel(elf: _Elf, symbol: int) -> CubinKernel:
             param_base = struct.unpack("<IHH", payload)[1]
         elif attribute == _EIATTR_REQNTID:
             block = struct.unpack("<III", payload)
-    params.sort(key=lambda p: p.index)
-    if [p.index for p in params] != list(range(len(params))) or any(p.offset + p.size > param_bytes for p in params):
-        raise _Malformed(f"the parameter table of {name} is damaged")
+    params.sort()
+    for position, (index, offset, size) in enumerate(params):
+        if index != position or offset + size > param_bytes:
+            raise _Malformed(f"the parameter table of {name} is damaged")
     shared = elf.by_name.get(f".nv.shared.{name}")
     static_smem = shared.size if shared else 0
     if static_smem >= RESERVED_SMEM_BYTES and _sm(elf) >= 90:
         static_smem -= RESERVED_SMEM_BYTES
     return CubinKernel(
         symbol=name,
-        registers=_per_symbol(elf, _EIATTR_REGCOUNT, symbol),
-        stack_bytes=max(_per_symbol(elf, a, symbol) for a in (_EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)),
+        registers=per_symbol.get((_EIATTR_REGCOUNT, symbol), 0),
+        stack_bytes=max(per_symbol.get((a, symbol), 0) for a in (_EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)),
         static_smem_bytes=static_smem,
         code_bytes=elf.section(f".text.{name}").size,
         params=tuple(params),

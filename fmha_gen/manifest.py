@@ -226,6 +226,9 @@ def _converter(tp: Any) -> Callable[[Any], Any]:
         return _dataclass_converter(tp)
     origin, args = typing.get_origin(tp), typing.get_args(tp)
     if origin is tuple and args[-1] is Ellipsis:
+        if args[0] in _PLAIN:
+            fine = frozenset(args[:1]).issuperset
+            return lambda v: tuple(v) if type(v) is list and fine(map(type, v)) else _mismatch()
         item = _converter(args[0])
         return lambda v: tuple([item(x) for x in v]) if type(v) is list else _mismatch()
     if origin is tuple:
@@ -239,11 +242,20 @@ def _converter(tp: Any) -> Callable[[Any], Any]:
         entry = _converter(args[1])
         return lambda v: {k: entry(x) for k, x in v.items()} if type(v) is dict else _mismatch()
     if origin is not None:  # a union with None
-        some = _converter(next(a for a in args if a is not type(None)))
+        some = _converter(_without_none(tp))
         return lambda v: None if v is None else some(v)
     if tp is Any:
         return lambda v: v
     return lambda v: v if type(v) is tp else _mismatch()
+
+
+_PLAIN = (str, int, bool, float)
+
+
+def _without_none(tp: Any) -> Any:
+    """`X` of ``X | None``; other types as they are."""
+    args = typing.get_args(tp)
+    return next(a for a in args if a is not type(None)) if type(None) in args else tp
 
 
 def _mismatch() -> typing.NoReturn:
@@ -253,11 +265,12 @@ def _mismatch() -> typing.NoReturn:
 def _dataclass_converter(cls: Any) -> Callable[[Any], Any]:
     """Fills slots directly: a frozen dataclass's own __init__ takes twice as long."""
     hints = typing.get_type_hints(cls)
-    plain = (str, int, bool, float)
-    fields = [
-        (f.name, getattr(cls, f.name).__set__, hint if (hint := hints[f.name]) in plain else None, _converter(hint))
-        for f in dataclasses.fields(cls)
-    ]
+    fields = []
+    for f in dataclasses.fields(cls):
+        plain = _without_none(hints[f.name])  # values of this type need no conversion
+        fields.append(
+            (f.name, getattr(cls, f.name).__set__, plain if plain in _PLAIN else None, _converter(hints[f.name]))
+        )
     assert "__slots__" in vars(cls) and not hasattr(cls, "__post_init__")
 
     def convert(value: Any) -> Any:
@@ -265,9 +278,9 @@ def _dataclass_converter(cls: Any) -> Callable[[Any], Any]:
             raise _Mismatch
         made = object.__new__(cls)
         try:
-            for name, put, tp, to in fields:
+            for name, put, plain, to in fields:
                 found = value[name]
-                put(made, found if type(found) is tp else to(found))
+                put(made, found if type(found) is plain else to(found))
         except KeyError:
             raise _Mismatch from None  # a missing key may have a default: the slow way knows
         return made

@@ -25,7 +25,6 @@ import hashlib
 import json
 import os
 import stat
-from pathlib import Path
 from typing import Any
 
 from . import elf
@@ -45,11 +44,15 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
 
     Raises BundleError: no bundle there, unsafe mode, not JSON, another format major, edited, or a damaged field.
     """
-    folder = Path(root)
-    where = str(folder / MANIFEST_NAME)
-    if not folder.is_dir():
+    folder = os.fspath(root)
+    where = os.path.join(folder, MANIFEST_NAME)
+    try:
+        info = os.stat(folder)
+    except (OSError, ValueError):  # ValueError: a null character
+        info = None
+    if info is None or not stat.S_ISDIR(info.st_mode):
         raise BundleError(f"{folder}: not a folder; a bundle is the folder that `fmha-gen build` printed")
-    _refuse_world_writable(os.stat(folder), str(folder))
+    _refuse_world_writable(info, folder)
     raw = _read_regular(folder, MANIFEST_NAME, where)
     data = _decode(raw, where)
     _check_format(data, where)
@@ -62,21 +65,22 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
     """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
     raw = read_verified_file(root, entry.record)
-    where = str(Path(root) / entry.record.path)
-    record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
+    where = os.path.join(root, entry.record.path)
+    data = _decode(raw, where)
+    record: KernelRecord = from_dict(KernelRecord, data, where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)
         if indexed != recorded:
             raise BundleError(f"{where}: {name} is {recorded!r}, the manifest says {indexed!r}; {_REBUILD}")
-    check_record(record, where)
+    check_record(record, where, data["params"])
     return record
 
 
 def read_verified_file(root: str | os.PathLike[str], file: FileRecord) -> bytes:
     """The bytes of one file of the bundle, after its size and SHA-256 were checked. Raises BundleError."""
-    folder = Path(root)
-    check_relative_path(file.path, str(folder))
-    where = str(folder / file.path)
+    folder = os.fspath(root)
+    check_relative_path(file.path, folder)
+    where = os.path.join(folder, file.path)
     data = _read_regular(folder, file.path, where, file.size_bytes)
     actual = hashlib.sha256(data).hexdigest()
     if actual != file.sha256:
@@ -87,7 +91,7 @@ def read_verified_file(root: str | os.PathLike[str], file: FileRecord) -> bytes:
 def read_cubin(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
     """The verified bytes of a kernel's cubin, after its ELF was checked against the record. Raises BundleError."""
     data = read_verified_file(root, record.cubin)
-    check_cubin(data, record, str(Path(root) / record.cubin.path))
+    check_cubin(data, record, os.path.join(root, record.cubin.path))
     return data
 
 
@@ -137,11 +141,16 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def _check_self_digest(raw: bytes, where: str) -> None:
-    count, at = raw.count(_DIGEST_KEY), raw.find(_DIGEST_KEY) + len(_DIGEST_KEY)
+    at = raw.find(_DIGEST_KEY) + len(_DIGEST_KEY)
     found = raw[at : at + 64]
-    if count != 1 or len(found) != 64:
+    if at < len(_DIGEST_KEY) or raw.find(_DIGEST_KEY, at) >= 0 or len(found) != 64:
+        count = raw.count(_DIGEST_KEY)
         raise BundleError(f"{where}: {count} keys sha256 of its own, expected 1; the manifest was edited: {_REBUILD}")
-    actual = hashlib.sha256(raw[:at] + _ZEROS + raw[at + 64 :]).hexdigest()
+    text = memoryview(raw)
+    digest = hashlib.sha256(text[:at])
+    digest.update(_ZEROS)
+    digest.update(text[at + 64 :])
+    actual = digest.hexdigest()
     if actual.encode() != found:
         raise BundleError(
             f"{where}: sha256 of its text is {actual}, it says {found.decode('ascii', 'replace')}; "
@@ -175,17 +184,18 @@ def _decode(raw: bytes, where: str) -> Any:
         ) from None
 
 
-def _read_regular(folder: Path, path: str, where: str, size_bytes: int | None = None) -> bytes:
+def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = None) -> bytes:
     """Bytes of a regular file inside `folder`; refuses links out of it, world-writable files and wrong sizes."""
     try:
         real = f"{folder}/{path}"
-        if _has_link(str(folder), path):
+        if _has_link(folder, path):
             real = os.path.realpath(real, strict=True)
             base = os.path.realpath(folder, strict=True)
             if os.path.commonpath((real, base)) != base:
                 raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
-        _refuse_world_writable(os.stat(os.path.dirname(real)), os.path.dirname(real))
-        fd = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+        parent = os.path.dirname(real)
+        _refuse_world_writable(os.stat(parent), parent)
+        fd = os.open(real, _OPEN_FLAGS)
     except FileNotFoundError:
         raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None
     except OSError as e:
@@ -194,13 +204,16 @@ def _read_regular(folder: Path, path: str, where: str, size_bytes: int | None = 
     if not stat.S_ISREG(info.st_mode):  # looked at first: a folder cannot be wrapped in a file object
         os.close(fd)
         raise BundleError(f"{where}: not a regular file; {_REBUILD}")
-    with os.fdopen(fd, "rb") as f:
+    with os.fdopen(fd, "rb", buffering=0) as f:
         _refuse_world_writable(info, where)
         if size_bytes is not None and info.st_size != size_bytes:
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
         if info.st_size > MAX_FILE_BYTES:
             raise BundleError(f"{where}: {info.st_size} bytes, more than {MAX_FILE_BYTES}; {_REBUILD}")
         return f.read()
+
+
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 def _has_link(folder: str, path: str) -> bool:

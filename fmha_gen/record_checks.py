@@ -37,10 +37,13 @@ def check_manifest(manifest: Manifest, where: str) -> None:
             raise BundleError(f"{where}: {key} is {value!r}; letters, digits and . _ + - make one; {_DAMAGED}")
 
 
-def check_record(record: KernelRecord, where: str) -> None:
+def check_record(record: KernelRecord, where: str, params: Any = None) -> None:
     """Raises BundleError for launch values out of range, an unknown launch rule, parameters of no known kind, and for a
-    spec, plan, launch and `serves` that contradict each other."""
-    for problem in (*_launch_problems(record), *_param_problems(record), *_contradictions(record)):
+    spec, plan, launch and `serves` that contradict each other.
+
+    params: the record's parameters as its JSON has them: a plan that holds just that needs no closer look.
+    """
+    for problem in (*_launch_problems(record), *_param_problems(record), *_contradictions(record, params)):
         raise BundleError(f"{where}: {problem}; {_DAMAGED}")
     try:
         launch_rules.compile_grid(record.launch.grid)
@@ -88,7 +91,7 @@ def _param_problems(record: KernelRecord) -> Iterator[str]:
             yield f"parameter {p.name} of kind {p.kind} has {p.size} bytes; it takes {PARAM_SIZES[p.kind]}"
 
 
-def _contradictions(record: KernelRecord) -> Iterator[str]:
+def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
     """Facts that a record states twice. A plan or spec that lacks a key says nothing about it."""
     launch, serves, plan, spec = record.launch, record.serves, record.plan, record.spec
     grid = {"name": launch.grid.name, "constants": dict(launch.grid.constants)}
@@ -107,7 +110,7 @@ def _contradictions(record: KernelRecord) -> Iterator[str]:
     for name, value, holder, held, key in facts:
         if key in held and held[key] != value:
             yield f"{name} is {_short(value)}, {holder}.{key} says {_short(held[key])}"
-    if "params" in plan and not _same_params(record.params, plan["params"]):
+    if "params" in plan and plan["params"] != params and not _same_params(record.params, plan["params"]):
         yield "params are not those of plan.params"
     if "mask" in spec and spec["mask"] not in serves.masks:
         yield f"serves.masks is {serves.masks}, spec.mask says {spec['mask']!r}"

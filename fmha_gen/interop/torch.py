@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, NoReturn
+from typing import Any
 
 try:
     import torch
@@ -92,7 +92,7 @@ def _run(
     elif q.is_meta:
         return  # shapes without memory: there is nothing to compute
     bundle = _bundle if _bundle is not None else _first_bundle()
-    bundle.attention(q, k, v, out, lse=lse, causal=causal, softmax_scale=softmax_scale, stream=stream)
+    bundle.attend(q, k, v, out, lse, (causal, None, softmax_scale, None, None, None, None), stream)
 
 
 def _trace(
@@ -129,7 +129,7 @@ def _launch(
 ) -> None:
     """The operator, or its kernel directly where nothing stands between: plain tensors, no tracing, no modes."""
     if (
-        not torch.compiler.is_compiling()
+        not torch.compiler.is_dynamo_compiling()  # other tracing has modes or tensors of its own
         and type(q) is type(k) is type(v) is type(out) is Tensor
         and _num_dispatch_modes is not None
         and _num_dispatch_modes() == 0
@@ -198,9 +198,10 @@ def flash_attn_func(
     if window_size is not UNBOUNDED or type(causal) is not bool:  # as defaults need no call
         causal = _flash_mask(causal, window_size)
     try:
-        off = not (softcap or dropout_p or num_splits not in (0, 1) or pack_gqa or sm_margin or attention_chunk) and (
-            alibi_slopes is learnable_sink is s_aux is qv is q_descale is k_descale is v_descale is None
-        )
+        off = (
+            softcap, dropout_p, num_splits, pack_gqa, sm_margin, attention_chunk, alibi_slopes, learnable_sink, s_aux,
+            qv, q_descale, k_descale, v_descale,
+        ) == _OFF  # fmt: skip
     except RuntimeError:  # a tensor of several values is neither true nor false
         off = False
     if not off:
@@ -240,6 +241,8 @@ def _flash_mask(causal: Any, window_size: Any) -> bool:
     return causal or right_bounded
 
 
+_OFF = (0.0, 0.0, 1, None, 0, 0, None, None, None, None, None, None, None)  # one comparison says that all are
+
 # parameter of flash-attn -> what it would need
 _NEEDS = {
     "softcap": "kernels with softcap",
@@ -258,15 +261,14 @@ _NEEDS = {
 }
 
 
-def _refuse_flash_options(**given: Any) -> NoReturn:
-    """Name the first option that asks for what is not built."""
+def _refuse_flash_options(**given: Any) -> None:
+    """Name the first option that asks for what is not built, if one does."""
     for name, value in given.items():
         is_tensor = isinstance(value, Tensor)
         off = not is_tensor and (value in (0, 1) if name == "num_splits" else not value)
         if not off:
             shown = f"tensor of shape {tuple(value.shape)}" if is_tensor else repr(value)
             raise ProblemError(f"{name}: {shown}: not built yet: it needs {_NEEDS[name]}; leave it out")
-    raise AssertionError("no option was refused")
 
 
 def _check_scale(name: str, scale: Any) -> None:

@@ -231,13 +231,22 @@ class Bundle:
         Raises ProblemError, SelectionError, BundleError, DriverError.
         """
         handle = stream if type(stream) is int else stream_handle(stream, q, self.driver.image == "cubin")
-        key = None
-        if sink is None:
-            key = self._cache.key(q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms))
+        self.attend(q, k, v, out, lse, (causal, window, softmax_scale, softcap, dtype, variant, num_sms), handle, sink)
+        return out
+
+    def attend(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, options: tuple[Any, ...], handle: int, sink: Any = None
+    ) -> None:
+        """`attention` for callers that count microseconds.
+
+        options: (causal, window, softmax_scale, softcap, dtype, variant, num_sms). handle: of the stream.
+        """
+        key = None if sink is not None else self._cache.key(q, k, v, out, lse, options)
         if key is not None and self._cache.launch(key, handle):
-            return out
+            return
         launch = None if key is None else self._cache.prepare(key)
         if launch is None:
+            causal, window, softmax_scale, softcap, dtype, variant, num_sms = options
             launch = self.prepare(
                 q, k, v, out, lse=lse, causal=causal, window=window, softmax_scale=softmax_scale, softcap=softcap,
                 sink=sink, dtype=dtype, variant=variant, num_sms=num_sms,
@@ -245,7 +254,6 @@ class Bundle:
         if key is not None:
             self._cache.store(key, launch)
         launch(handle)
-        return out
 
 
 def _features(softcap: float | None, sink: Any) -> tuple[str, ...]:

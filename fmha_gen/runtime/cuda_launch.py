@@ -145,11 +145,11 @@ class CudaLaunch:
     def __init__(self, shared: Shared, block: ArgumentBlock) -> None:
         self._shared, self._block, self._params = shared, block, block.params
 
-    def __call__(self, stream: int) -> None:
-        """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError."""
-        self._go(stream, self._params)
+    def __call__(self, stream: int, params: int = 0) -> None:
+        """Launch on the stream with this handle (0: the legacy default stream). Raises DriverError.
 
-    def _go(self, stream: int, params: int) -> None:
+        params: `kernelParams` of another block to use, 0 for the launch's own.
+        """
         shared = self._shared
         try:
             config = shared.configs.get(stream)
@@ -159,11 +159,11 @@ class CudaLaunch:
             config = self._config(stream)
         result, current = shared.current()
         if not result and int(current) == shared.context:
-            (result,) = shared.launch(config, shared.handle, params, 0)
+            (result,) = shared.launch(config, shared.handle, params or self._params, 0)
         else:
             with shared.driver.context(shared.device.ordinal) as context:
                 shared.driver.enter(shared.kernel, context)
-                (result,) = shared.launch(config, shared.handle, params, 0)
+                (result,) = shared.launch(config, shared.handle, params or self._params, 0)
         if result:
             raise self._error(result)
 
@@ -176,7 +176,7 @@ class CudaLaunch:
 
         The driver copies the arguments during the call, so that a thread's scratch block can be used again.
         """
-        self._go(stream, self._moved(addresses).params)
+        self(stream, self._moved(addresses).params)
 
     def _moved(self, addresses: Addresses) -> ArgumentBlock:
         """This thread's scratch block, with these addresses."""
@@ -225,10 +225,11 @@ class Moves:
     cuTensorMapReplaceAddress gives the bytes of a fresh encoding at a third of its cost; bit 85 is cleared again.
     """
 
-    __slots__ = ("_api", "_block", "_maps", "_pointers")
+    __slots__ = ("_addresses", "_api", "_block", "_maps", "_pointers")
 
     def __init__(self, shared: Shared, block: ArgumentBlock) -> None:
         self._api, self._block = shared.driver.api, block
+        self._addresses: Addresses = ()  # of the last write
         self._maps: list[tuple[int, Any, int]] = []  # index into Addresses, the map, its address if bit 85 counts
         self._pointers: list[tuple[int, int]] = []  # index into Addresses, offset in the block's memory
         packed = shared.packed
@@ -242,8 +243,11 @@ class Moves:
 
     def write(self, addresses: Addresses) -> ArgumentBlock:
         """The block with these addresses. Raises DriverError."""
-        replace, block = self._api.cuTensorMapReplaceAddress, self._block
+        replace, block, before = self._api.cuTensorMapReplaceAddress, self._block, self._addresses
+        self._addresses = ()  # what an error leaves behind is no known state
         for index, view, small in self._maps:
+            if before and before[index] == addresses[index]:
+                continue
             (result,) = replace(view, addresses[index])
             if result:
                 name = ADDRESS_ORDER[index]
@@ -252,6 +256,7 @@ class Moves:
                 clear_bit_85(small)
         for index, offset in self._pointers:
             _POINTER.pack_into(block.memory, offset, addresses[index])
+        self._addresses = addresses
         return block
 
 

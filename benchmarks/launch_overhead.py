@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def fresh_processes(path: str, count: int) -> dict[str, float]:
 
 
 def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
-    """What is timed: name -> call(i), where i never repeats."""
+    """What is timed: name -> call(i), where i never repeats. What is new to one row was given to no other."""
     import torch
 
     from fmha_gen.interop import torch as interop
@@ -81,14 +82,27 @@ def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
     def random(*shape: int) -> Any:
         return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
+    def moving(shape: tuple[int, ...] = SHAPE, dtype: Any = torch.bfloat16) -> list[Any]:
+        """A tensor for each call, 128 bytes behind the one before: addresses of its own in little memory."""
+        size, step = math.prod(shape), 128 // dtype.itemsize
+        memory = torch.zeros(num_calls * step + size, dtype=dtype, device="cuda")
+        return [memory[i * step : i * step + size].view(shape) for i in range(num_calls)]
+
+    def all_moving() -> list[tuple[Any, ...]]:
+        """(q, k, v, out, lse) for each call."""
+        return list(zip(*(moving() for _ in range(4)), moving(lse.shape, torch.float32), strict=True))
+
+    def growing() -> list[tuple[Any, Any]]:
+        """(k, v) for each call, as a decoding step finds its cache."""
+        cache = random(2, SHAPE[0], num_calls, *SHAPE[2:])
+        return [(cache[0, :, :n], cache[1, :, :n]) for n in range(1, num_calls + 1)]
+
     bundle = interop.use_bundle(Bundle.open(path))
     q, k, v, out = (random(*SHAPE) for _ in range(4))
     lse = torch.empty(SHAPE[0], SHAPE[2], SHAPE[1], device="cuda")
-    pools = [random(num_calls, *SHAPE).unbind(0) for _ in range(4)]
-    lse_pool = torch.empty(num_calls, SHAPE[0], SHAPE[2], SHAPE[1], device="cuda").unbind(0)
-    cache = random(2, SHAPE[0], num_calls, *SHAPE[2:])
-    grown = [(cache[0, :, :n], cache[1, :, :n]) for n in range(1, num_calls + 1)]  # as a decoding step finds its cache
-    short, short_out = ([t[:, : 1 + i % SHAPE[1]] for i, t in enumerate(pools[n])] for n in (0, 3))
+    one, attended, flashed = moving(), all_moving(), all_moving()
+    attended_kv, prepared_kv, short_kv = growing(), growing(), growing()
+    short, short_out = ([t[:, : 1 + i % SHAPE[1]] for i, t in enumerate(moving())] for _ in range(2))
     prepared = bundle.prepare(q, k, v, out, lse=lse)
     prepared(0)
     bound: Any = prepared._bound
@@ -96,25 +110,24 @@ def rows(path: str, num_calls: int) -> dict[str, Callable[[int], Any]]:
     config, handle = shared.configs[0], shared.handle
     flash, op = interop.flash_attn_func, torch.ops.fmha_gen.fwd.default
     qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
-    qs, ks, vs, outs = pools
     found: dict[str, Callable[[int], Any]] = {
         "bare cuLaunchKernelEx": lambda i: launch(config, handle, params, 0),
         "prepared launch": lambda i: prepared(0),
         "attention, stream given, addresses seen before": lambda i: bundle.attention(q, k, v, out, lse=lse, stream=0),
         "attention, addresses seen before": lambda i: bundle.attention(q, k, v, out, lse=lse),
-        "attention, one address new": lambda i: bundle.attention(qs[i], k, v, out, lse=lse),
-        "attention, all addresses new": lambda i: bundle.attention(qs[i], ks[i], vs[i], outs[i], lse=lse_pool[i]),
+        "attention, one address new": lambda i: bundle.attention(one[i], k, v, out, lse=lse),
+        "attention, all addresses new": lambda i: bundle.attention(*attended[i][:4], lse=attended[i][4]),
         "flash_attn_func, out given, addresses seen before": lambda i: flash(q, k, v, out=out, lse=lse),
         "flash_attn_func, out given, all addresses new": lambda i: flash(
-            qs[i], ks[i], vs[i], out=outs[i], lse=lse_pool[i]
+            *flashed[i][:3], out=flashed[i][3], lse=flashed[i][4]
         ),
         "flash_attn_func, out and lse made": lambda i: flash(q, k, v, return_lse=True),
         "torch.ops.fmha_gen.fwd, addresses seen before": lambda i: op(q, k, v, out, lse),
         "scaled_dot_product_attention of fmha_gen": lambda i: interop.scaled_dot_product_attention(qt, kt, vt),
-        "attention, a seqlen_k that is new": lambda i: bundle.attention(q, *grown[i], out, lse=lse),
+        "attention, a seqlen_k that is new": lambda i: bundle.attention(q, *attended_kv[i], out, lse=lse),
         "prepare": lambda i: bundle.prepare(q, k, v, out, lse=lse),
-        "prepare, a seqlen_k that is new": lambda i: bundle.prepare(q, *grown[i], out, lse=lse),
-        "prepare, all lengths and addresses new": lambda i: bundle.prepare(short[i], *grown[i], short_out[i]),
+        "prepare, a seqlen_k that is new": lambda i: bundle.prepare(q, *prepared_kv[i], out, lse=lse),
+        "prepare, all lengths and addresses new": lambda i: bundle.prepare(short[i], *short_kv[i], short_out[i]),
     }
     return found | peers(q, k, v)
 

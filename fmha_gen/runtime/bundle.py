@@ -147,7 +147,7 @@ class Bundle:
             file = record.ptx
             lines = None if record.line_map is None else read_verified_file(self.path, record.line_map)
         image = read_verified_file(self.path, file)
-        return self.driver.load(record, image, device, str(self.path / file.path), lines)
+        return self.driver.load(record, image, device, os.path.join(self.path, file.path), lines)
 
     # ---- launching
 

@@ -10,7 +10,6 @@ that happens to run at that moment, or a captured graph that still refers to the
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from ..errors import DriverError, ProblemError
 from ..manifest import KernelRecord
 from ..manifest_io import check_cubin
 from . import cuda_errors
-from .cuda_launch import MAP_BYTES, ArgumentBlock, CudaLaunch, Shared, clear_bit_85, layout_of, needs_bit_85_cleared
+from .cuda_launch import ArgumentBlock, CudaLaunch, MapBytes, Shared, clear_bit_85, layout_of, needs_bit_85_cleared
 from .driver import ARCH_CAPABILITY, Device, PackedLaunch, TensorMapArgs
 from .tensors import HOST, TensorArg
 
@@ -263,10 +262,8 @@ class CudaDriver:
         block.fill(packed.args, self.maps(kernel, packed.args, block.layout.maps, device))
         return CudaLaunch(Shared(self, kernel, packed, device, context), block)
 
-    def maps(
-        self, kernel: CudaKernel, args: tuple[Any, ...], indices: tuple[int, ...], device: Device
-    ) -> list[tuple[int, bytes]]:
-        """(index, 128 bytes) of the tensor maps among a launch's arguments. Raises DriverError.
+    def maps(self, kernel: CudaKernel, args: tuple[Any, ...], indices: tuple[int, ...], device: Device) -> list[bytes]:
+        """128 bytes of each tensor map, those at `indices` among a launch's arguments. Raises DriverError.
 
         Maps of the last launch serve again: as they are where nothing changed, moved where only the address did.
         """
@@ -285,7 +282,7 @@ class CudaDriver:
                 data = self.encode(wanted, device)
             kernel.maps[index] = last = (wanted, geometry, data)
             found.append(last)
-        return [(index, data) for index, (_, _, data) in zip(indices, found, strict=True)]
+        return [last[2] for last in found]
 
     def encode(self, args: TensorMapArgs, device: Device) -> bytes:
         """The 128 bytes of a tensor map, by the driver. Raises DriverError."""
@@ -319,7 +316,7 @@ class CudaDriver:
         """`encode` from the bytes of a map that differs in its address only, at half the cost. Raises DriverError."""
         api = self.api
         copied = api.CUtensorMap()
-        ctypes.memmove(int(copied.getPtr()), data, MAP_BYTES)
+        MapBytes.from_address(int(copied.getPtr())).raw = data
         (result,) = self._in_context(device, api.cuTensorMapReplaceAddress, copied, args.address)
         if result:
             raise cuda_errors.error(api, result, f"{args.tensor}: tensor map at {args.address:#x}")
@@ -347,7 +344,8 @@ def _bytes(encoded: Any, args: TensorMapArgs, device: Device) -> bytes:
     address = int(encoded.getPtr())
     if device.compute_capability[0] >= 10 and needs_bit_85_cleared(args, device):
         clear_bit_85(address)
-    return ctypes.string_at(address, MAP_BYTES)
+    found: bytes = MapBytes.from_address(address).raw
+    return found
 
 
 _ELEMENTS = {"bf16": "BFLOAT16", "fp16": "FLOAT16"}

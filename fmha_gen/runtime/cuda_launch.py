@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .cuda import CudaDriver, CudaKernel
 
 MAP_BYTES = 128
+MapBytes: Any = ctypes.c_char * MAP_BYTES
+"""Of a tensor map at an address: `MapBytes.from_address(address).raw`, a third of what memmove and string_at take."""
 MAP_ALIGN = 64
 SMALL_MAP_BYTES = 128 * 1024
 _QWORD1_BIT = 1 << 21  # "bit 85" of a tensor map
@@ -68,8 +70,8 @@ class Layout:
         self.num_pointer_bytes = 8 * len(kinds)
         self.all = struct.Struct(f"{fields}{self.num_pointer_bytes}s")
         self.block_type: Any = ctypes.c_char * (size + self.num_pointer_bytes + MAP_ALIGN)
-        self._ones = sum(1 << 64 * i for i in range(len(kinds)))
-        self._steps = sum(offset << 64 * i for i, offset in enumerate(offsets))
+        self._ones = int.from_bytes(struct.pack(f"<{len(kinds)}Q", *[1] * len(kinds)), "little")
+        self._steps = int.from_bytes(struct.pack(f"<{len(kinds)}Q", *offsets), "little")
 
     def pointers(self, base: int) -> bytes:
         """The array of pointers to the arguments of a block at `base`: 64-bit sums without carries, all at once."""
@@ -97,10 +99,10 @@ class ArgumentBlock:
         self.shift = base - start
         self.params = base + layout.pointers_at
 
-    def fill(self, args: tuple[Any, ...], maps: list[tuple[int, bytes]]) -> None:
-        """Write all arguments, and the pointers to them. maps: (index, bytes) of the tensor maps."""
+    def fill(self, args: tuple[Any, ...], maps: list[bytes]) -> None:
+        """Write all arguments, and the pointers to them. maps: of the tensor maps, in the layout's order."""
         layout, values = self.layout, list(args)
-        for index, data in maps:
+        for index, data in zip(layout.maps, maps, strict=True):
             values[index] = data
         layout.all.pack_into(self.memory, self.shift, *values, layout.pointers(self.base))
 

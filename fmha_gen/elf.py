@@ -98,14 +98,17 @@ _RELEASE = re.compile(r"release [\d.]+, V([\d.]+)")
 _TEXT = re.compile(rb"[\x20-\x7e]{2,}")
 
 
-def read_cubin(data: bytes, where: str) -> Cubin:
-    """Parse a cubin. `where` names it in errors. Raises BundleError for anything that is not a whole, sane cubin."""
+def read_cubin(data: bytes, where: str, tools: bool = True) -> Cubin:
+    """Parse a cubin. `where` names it in errors. Raises BundleError for anything that is not a whole, sane cubin.
+
+    tools: whether to read what made it; a launcher does not ask.
+    """
     try:
         elf = _Elf(data)
         per_symbol = _per_symbol(elf)
         kernels = tuple([_read_kernel(elf, index, name, per_symbol) for index, name in elf.kernels])
-        ptxas, options = _toolchain(elf)
-        return Cubin(_arch(elf, options), elf.abi_version, ptxas, options, kernels)
+        ptxas, options = _toolchain(elf) if tools else (None, None)
+        return Cubin(_arch(elf), elf.abi_version, ptxas, options, kernels)
     except (struct.error, IndexError, UnicodeDecodeError, _Malformed) as e:
         raise BundleError(f"{where}: not a whole cubin ({e}; {len(data)} bytes); rebuild or copy it again") from None
 
@@ -210,7 +213,7 @@ def _attributes(data: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def _arch(elf: _Elf, options: str | None) -> str:
+def _arch(elf: _Elf) -> str:
     """Name of the target, e.g. ``sm_100a``; a family target ("f") is known only from the noted command line."""
     if elf.abi_version == 7:
         sm, specific = elf.flags & 0xFF, bool(elf.flags & 0x800)
@@ -221,9 +224,11 @@ def _arch(elf: _Elf, options: str | None) -> str:
     compat = elf.by_name.get(".nv.compat")
     if compat is not None:
         specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(elf.content(compat)))
-    noted = _ARCH_OPTION.search(options or "")
+    if specific:
+        return f"sm_{sm}a"
+    noted = _ARCH_OPTION.search(_toolchain(elf)[1] or "")
     family = noted is not None and noted[1] == str(sm) and noted[2] == "f"
-    return f"sm_{sm}{'a' if specific else 'f' if family else ''}"
+    return f"sm_{sm}{'f' if family else ''}"
 
 
 def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:

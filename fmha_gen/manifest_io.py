@@ -36,6 +36,7 @@ MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
 _DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost object
 _ZEROS = b"0" * 64
+hashlib.sha256()  # a process's first one looks the algorithm up, which takes longer than to hash an index
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
 
@@ -100,7 +101,7 @@ def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
 
     Raises BundleError naming `where`, the record's value and the cubin's.
     """
-    cubin = elf.read_cubin(data, where)
+    cubin = elf.read_cubin(data, where, tools=False)
     if cubin.arch != record.arch:
         raise BundleError(f"{where}: is a cubin for {cubin.arch}, the record says {record.arch}; {_REBUILD}")
     kernel = cubin.kernel(record.symbol, where)

@@ -43,6 +43,11 @@ def clear_bit_85(map_address: int) -> None:
 _FORMATS = {"tensor_map": f"{MAP_BYTES}s", "pointer": "Q", "i64": "q", "i32": "i4x", "f32": "f4x"}
 
 
+# Enough for the arguments of a dense kernel. Made at import: a new type takes 40 us, a kernel's first launch 1000.
+BLOCK_BYTES = 1024
+_Block: Any = ctypes.c_char * BLOCK_BYTES
+
+
 class Layout:
     """Where the arguments of one list of kinds lie in a block, and the pointers to them behind.
 
@@ -69,7 +74,8 @@ class Layout:
         self.maps = tuple(i for i, kind in enumerate(kinds) if kind == "tensor_map")
         self.num_pointer_bytes = 8 * len(kinds)
         self.all = struct.Struct(f"{fields}{self.num_pointer_bytes}s")
-        self.block_type: Any = ctypes.c_char * (size + self.num_pointer_bytes + MAP_ALIGN)
+        block_bytes = size + self.num_pointer_bytes + MAP_ALIGN
+        self.block_type: Any = _Block if block_bytes <= BLOCK_BYTES else ctypes.c_char * block_bytes
         self._ones = int.from_bytes(struct.pack(f"<{len(kinds)}Q", *[1] * len(kinds)), "little")
         self._steps = int.from_bytes(struct.pack(f"<{len(kinds)}Q", *offsets), "little")
 

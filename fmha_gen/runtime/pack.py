@@ -30,6 +30,7 @@ from .tensors import ITEM_BYTES
 _TENSOR_OF = {"o": "out"}  # a map may be recorded under the kernel's short name
 _Q, _LSE = ADDRESS_ORDER.index("q"), ADDRESS_ORDER.index("lse")
 
+_EXTENTS = frozenset(AXES["q"] + AXES["v"] + AXES["k"])
 _NUM_PLAIN = len(Sizes._fields) + len(ADDRESS_ORDER) + 1
 _Op = Callable[[Sizes, Memory], Argument]
 _new = tuple.__new__
@@ -204,7 +205,7 @@ def _map(spec: TensorMapRecord, dtype: str, where: str) -> _Op:
 def _axis(tensor: str, letter: str, extent: str, where: str) -> int:
     """Which axis of the tensor a map's axis walks. Its extent must be that axis's own: TMA bounds accesses by it."""
     letters = _letters(tensor)
-    if letter not in letters or extent not in AXES["q"] + AXES["v"] + AXES["k"]:
+    if letter not in letters or extent not in _EXTENTS:
         raise BundleError(f"{where}: axis {letter} of extent {extent!r} is unknown here; install a newer fmha-gen")
     axis = letters.index(letter)
     if AXES[tensor][axis] != extent:

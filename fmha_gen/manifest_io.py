@@ -178,7 +178,7 @@ def _check_format(data: Any, where: str) -> None:
 
 def _decode(raw: bytes, where: str) -> Any:
     try:
-        return json.loads(raw)
+        return json.loads(raw.decode())
     except (ValueError, RecursionError) as e:
         raise BundleError(
             f"{where}: {len(raw)} bytes that are not JSON ({e}); the file is damaged: {_REBUILD}"
@@ -201,17 +201,21 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
         raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None
     except OSError as e:
         raise BundleError(f"{where}: cannot be read ({e.strerror}); check its permissions") from None
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode):  # looked at first: a folder cannot be wrapped in a file object
-        os.close(fd)
-        raise BundleError(f"{where}: not a regular file; {_REBUILD}")
-    with os.fdopen(fd, "rb", buffering=0) as f:
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise BundleError(f"{where}: not a regular file; {_REBUILD}")
         _refuse_world_writable(info, where)
         if size_bytes is not None and info.st_size != size_bytes:
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
         if info.st_size > MAX_FILE_BYTES:
             raise BundleError(f"{where}: {info.st_size} bytes, more than {MAX_FILE_BYTES}; {_REBUILD}")
-        return f.read()
+        parts = []
+        while part := os.read(fd, info.st_size + 1):  # one part, but for files that grow meanwhile
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
 
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)

@@ -49,7 +49,7 @@ class Packer:
     """
 
     __slots__ = (
-        "_block", "_cluster", "_computed", "_dtype", "_grid", "_has_lse", "_id", "_kinds", "_names", "_order",
+        "_block", "_cluster", "_computed", "_dtype", "_grid", "_has_lse", "_id", "_kinds", "_names", "_ordered",
         "_required", "_smem", "_symbol",
     )  # fmt: skip
 
@@ -75,7 +75,8 @@ class Packer:
             else:
                 order.append(_NUM_PLAIN + len(computed))
                 computed.append(source)
-        self._computed, self._order = tuple(computed), tuple(order)
+        self._computed = tuple(computed)
+        self._ordered = itemgetter(*order) if len(order) > 1 else lambda values: tuple([values[i] for i in order])
 
     def pack(
         self, sizes: Sizes, memory: Memory, softmax_scale_log2: float, num_sms: int, override: bool = False
@@ -102,7 +103,7 @@ class Packer:
             PackedLaunch,
             (
                 self._id, self._symbol, (grid, 1, 1), self._block, self._cluster, self._smem, self._kinds, self._names,
-                tuple([values[i] for i in self._order]),
+                self._ordered(values),
             ),
         )  # fmt: skip
 

@@ -589,3 +589,41 @@ def test_a_cached_call_is_never_used_for_other_tensors(tmp_path: Path) -> None:
         )  # fmt: skip
     with pytest.raises(ProblemError, match="window"):
         bundle.attention(**moved(named, 0), stream=5, window=[1])
+
+
+def test_a_call_seen_often_is_never_used_for_other_tensors_at_its_addresses(tmp_path: Path) -> None:
+    """Addresses are looked up first: a cache that grows in place has the same ones at every length."""
+    api = FakeCuda()
+    bundle = open_bundle(tmp_path, api)
+    named = tensors()
+    for lengths in ((500, 500, 500), (400, 500, 400, 400), (300, 500)):
+        for seqlen in lengths:
+            kv = {n: dataclasses.replace(named[n], shape=(2, seqlen, 2, 128)) for n in ("k", "v")}
+            packed = bundle.prepare(**moved(named | kv, 0)).packed
+            assert packed is not None
+            bundle.attention(**moved(named | kv, 0), stream=5)
+            found = read_arguments(api.launches[-1].params, packed.kinds)
+            assert found[packed.names.index("seqlen_k")] == seqlen
+    for wrong in (dataclasses.replace(named["k"], dtype="float32"), dataclasses.replace(named["k"], device=1)):
+        with pytest.raises(ProblemError, match="dtype|device"):
+            bundle.attention(**moved(named | {"k": wrong}, 0), stream=5)
+
+
+def test_a_scratch_block_forgets_what_a_failed_move_left(tmp_path: Path) -> None:
+    """Maps whose address did not change are kept, but not those of a call that the driver refused."""
+    api = FakeCuda()
+    bundle = open_bundle(tmp_path, api)
+    named = tensors()
+    for by in (0, 0x40):
+        bundle.attention(**moved(named, by), stream=5)
+    moves = len(api.named("cuTensorMapReplaceAddress"))
+    one_moved = moved(named, 0x40) | {"q": moved(named, 0x80)["q"]}
+    bundle.attention(**one_moved, stream=5)
+    assert len(api.named("cuTensorMapReplaceAddress")) == moves + 1, "k, v and out stayed where they were"
+    api.fail["cuTensorMapReplaceAddress"] = Result.INVALID_VALUE
+    with pytest.raises(DriverError, match="q: tensor map at"):
+        bundle.attention(**moved(named, 0x100), stream=5)
+    api.fail.clear()
+    bundle.attention(**one_moved, stream=5)
+    for i, data in enumerate(read_arguments(api.launches[-1].params, ("tensor_map",) * 4)):
+        assert int.from_bytes(data[:8], "little") == 0x100000 * (i + 1) + (0x40 if i else 0x80)

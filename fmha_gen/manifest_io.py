@@ -36,6 +36,7 @@ MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
 _DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost object
 _ZEROS = b"0" * 64
+_MINE = ".".join(map(str, FORMAT_VERSION))
 hashlib.sha256()  # a process's first one looks the algorithm up, which takes longer than to hash an index
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
@@ -161,17 +162,16 @@ def _check_self_digest(raw: bytes, where: str) -> None:
 
 def _check_format(data: Any, where: str) -> None:
     """Same major or nothing: minors add keys only."""
-    mine = ".".join(map(str, FORMAT_VERSION))
     version = data.get("format_version") if isinstance(data, dict) else None
     if not (isinstance(version, list) and len(version) == 2 and all(type(v) is int for v in version)):
         raise BundleError(
-            f"{where}: format_version is {version!r}, this fmha_gen reads {mine}: [major, minor] with the same major; "
+            f"{where}: format_version is {version!r}, this fmha_gen reads {_MINE}: [major, minor] with the same major; "
             f"this is no fmha_gen manifest, or it was damaged: {_REBUILD}"
         )
     if version[0] != FORMAT_VERSION[0]:
         fix = "install a newer fmha_gen" if version[0] > FORMAT_VERSION[0] else "rebuild the bundle with this fmha_gen"
         raise BundleError(
-            f"{where}: format_version {version[0]}.{version[1]}, this fmha_gen reads {mine}: "
+            f"{where}: format_version {version[0]}.{version[1]}, this fmha_gen reads {_MINE}: "
             f"the major must be the same; {fix}"
         )
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from .. import launch_rules
 from ..errors import BundleError, ProblemError, SelectionError
-from ..manifest import KernelRecord, Param, TensorMapRecord
+from ..manifest import KernelRecord, MapAxis, Param, TensorMapRecord
 from .driver import ADDRESS_ORDER, Argument, PackedLaunch, TensorMapArgs
 from .problem import AXES, MAX_EXTENT, TMA_ALIGN_BYTES, Launch, Memory, Sizes
 from .tensors import ITEM_BYTES
@@ -170,7 +170,8 @@ def _map(spec: TensorMapRecord, dtype: str, where: str) -> _Op:
         raise BundleError(f"{where}: describes tensor {spec.tensor!r}, unknown to this fmha-gen; install a newer one")
     if spec.element != dtype:
         raise BundleError(f"{where}: element {spec.element}, tensor {name} holds {dtype}; the record is damaged")
-    index, axes = ADDRESS_ORDER.index(name), tuple([_axis(name, a.axis, a.extent, where) for a in spec.axes])
+    letters = _letters(name)
+    index, axes = ADDRESS_ORDER.index(name), tuple([_axis(name, letters, a, where) for a in spec.axes])
     outer, item = axes[1:], ITEM_BYTES[dtype]
     if len(axes) < 2:
         raise BundleError(f"{where}: a map of {len(axes)} axes; the driver encodes at least 2; the record is damaged")
@@ -203,9 +204,9 @@ def _map(spec: TensorMapRecord, dtype: str, where: str) -> _Op:
     return encode
 
 
-def _axis(tensor: str, letter: str, extent: str, where: str) -> int:
+def _axis(tensor: str, letters: str, walked: MapAxis, where: str) -> int:
     """Which axis of the tensor a map's axis walks. Its extent must be that axis's own: TMA bounds accesses by it."""
-    letters = _letters(tensor)
+    letter, extent = walked.axis, walked.extent
     if letter not in letters or extent not in _EXTENTS:
         raise BundleError(f"{where}: axis {letter} of extent {extent!r} is unknown here; install a newer fmha-gen")
     axis = letters.index(letter)

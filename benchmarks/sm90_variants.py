@@ -62,6 +62,7 @@ def read_index(folder: Path) -> list[dict]:
         spec = record.spec
         tile = f"m{spec['tile_m']}n{spec['tile_n']} kv{spec['kv_stage']} q{spec['q_stage']} {spec['warpgroup_order']}"
         more = ("" if spec["overlap"] else " serial") + (" q_in_registers" if spec["q_in_registers"] else "")
+        more += " across" if spec["across_tiles"] else ""
         maps = [p.tensor_map for p in record.params if p.tensor_map is not None]
         out.append(
             {

@@ -227,12 +227,16 @@ class Wgmma:
     consumers: warpgroups, 64 query rows each. overlap: softmax of a block runs under the PV product of the one before,
     else after its own QK and before its own PV. order: whose turn it is to issue products (``gemm``), to compute
     exponentials (``exp``), or nobody's (``none``). q_in_registers: Q is read from shared memory once a tile.
+    across_tiles: the first S of a tile is computed beside the last O of the tile before, and while that O leaves.
+    o_piece_boxes: boxes of O that its buffer holds at a time.
     """
 
     consumers: int
     overlap: bool
     order: str
     q_in_registers: bool
+    across_tiles: bool
+    o_piece_boxes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,13 @@ FIELDS: dict[str, Field] = {
             auto=True,
         ),
         Field(
+            "across_tiles",
+            "sm_90a: the next tile's first QK product runs beside a tile's last PV product, and while O is stored",
+            _plain("across_tiles"),
+            leaf=_FLAG,
+            auto=True,
+        ),
+        Field(
             "exp2_emulation",
             "exponentials of a row per KV block that run on the FMA pipe instead of the MUFU",
             _plain("exp2_emulation"),

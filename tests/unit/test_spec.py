@@ -153,6 +153,7 @@ CHANGES = {
     "warpgroup_order": "gemm",
     "overlap": True,
     "q_in_registers": True,
+    "across_tiles": True,
     "rescale_threshold": 0.0,
     "lse": False,
     "varlen": True,

@@ -23,9 +23,7 @@ def num_mbarriers(spec: KernelSpec) -> int:
     return 2 * (spec.q_stage + 2 * spec.kv_stage)
 
 
-def make_barriers(
-    spec: KernelSpec, roles: tuple[Role, ...], operands: tuple[Operand, ...], o_aliases_q: bool
-) -> tuple[Barrier, ...]:
+def make_barriers(spec: KernelSpec, roles: tuple[Role, ...], operands: tuple[Operand, ...]) -> tuple[Barrier, ...]:
     """The table, in the order of the mbarriers in shared memory, with offsets from the first of them."""
     consumers = tuple(r for r in roles if r.name.startswith("consumer"))
     names = tuple(r.name for r in consumers)
@@ -33,13 +31,9 @@ def make_barriers(
     q, k, v, _ = operands
     load = (Arrival("load", "tma", 1),)
     warps = tuple(Arrival(r.name, "warp", len(r.warp_ids)) for r in consumers)
-    q_note, q_free = "every warp is done with Q", warps
-    if o_aliases_q:
-        q_note = "the store of O has read the bytes that Q shares, and the load warp has seen the phase before"
-        q_free = (*warps, Arrival("load", "one", 1))
     rows = (
         ("q_full", spec.q_stage, load, names, "blocks", q.tile_bytes, "a Q tile has landed"),
-        ("q_empty", spec.q_stage, q_free, ("load",), "passes", None, q_note),
+        ("q_empty", spec.q_stage, warps, ("load",), "passes", None, "every warp is done with Q"),
         ("k_full", spec.kv_stage, load, names, "blocks", k.tile_bytes, "a K block has landed"),
         ("k_empty", spec.kv_stage, warps, ("load",), "passes", None, "every warp's S = Q K has read the stage"),
         ("v_full", spec.kv_stage, load, names, "blocks", v.tile_bytes, "a V block has landed"),
@@ -54,24 +48,15 @@ def make_barriers(
 
 
 def check(
-    table: tuple[Barrier, ...],
-    spec: KernelSpec,
-    consumers: int,
-    buffers: tuple[SmemBuffer, ...],
-    o_aliases_q: bool,
-    where: str,
+    table: tuple[Barrier, ...], spec: KernelSpec, consumers: int, buffers: tuple[SmemBuffer, ...], where: str
 ) -> None:
     """Prove counts, phases and buffers consistent. Raises PlanError that says ``deadlock`` or ``race``."""
-    for problem in findings(table, spec, consumers, buffers, o_aliases_q):
+    for problem in findings(table, spec, consumers, buffers):
         raise PlanError(f"{where}: pipelines: {problem}")
 
 
 def findings(
-    table: tuple[Barrier, ...],
-    spec: KernelSpec,
-    consumers: int,
-    buffers: tuple[SmemBuffer, ...],
-    o_aliases_q: bool,
+    table: tuple[Barrier, ...], spec: KernelSpec, consumers: int, buffers: tuple[SmemBuffer, ...]
 ) -> tuple[str, ...]:
     """Everything wrong with the pipelines, for tiles of 0, 1, 2, 3 and many blocks, alone and after each other.
 
@@ -80,12 +65,9 @@ def findings(
     assert spec.kv_stage
     counts = {b.name: b.arrive_count for b in table}
     for blocks in cases(spec.kv_stage):
-        actors: dict[str, Sequence[Op]] = {"load": _load(spec, buffers, blocks, o_aliases_q)}
-        for group in range(consumers):
-            for half in range(2):
-                actors[f"consumer{group}.{half}"] = _consumer(
-                    spec, buffers, blocks, o_aliases_q, 2 * group + half, consumers
-                )
+        actors: dict[str, Sequence[Op]] = {"load": _load(spec, buffers, blocks)}
+        for part in range(2 * consumers):
+            actors[f"consumer{part // 2}.{part % 2}"] = _consumer(spec, buffers, blocks, part, 2 * consumers)
         found = petri.run(actors, counts)
         if found:
             return tuple(f"{text} [blocks per tile {list(blocks)}]" for text in found)
@@ -127,94 +109,142 @@ class _Program:
         self.ops.append(Wait(f"{operand}_{way}", self.stage(operand, index), index // self.stages[operand] + first))
 
 
-def _load(spec: KernelSpec, buffers: tuple[SmemBuffer, ...], blocks: Sequence[int], o_aliases_q: bool) -> list[Op]:
+def _load(spec: KernelSpec, buffers: tuple[SmemBuffer, ...], blocks: Sequence[int]) -> list[Op]:
     p = _Program(spec, buffers)
     parts = 2 * (spec.tile_m or 0) // 64
-    tile_q = 0  # completions of q_empty waited for, which every tile adds to where O lies over Q
 
     def load(operand: str) -> None:
         index = p.used[operand]
         p.used[operand] += 1
-        if operand != "q":
-            p.wait(operand, "empty", index, -1)
+        p.wait(operand, "empty", index, -1)
         p.ops.append(
             Load(f"load {operand}", f"{operand}_full", p.stage(operand, index), p.span(operand, index, None, parts))
         )
 
     for n in blocks:
-        if n > 0:
+        if n == 0:
+            continue
+        load("k")
+        load("q")
+        for _ in range(n - 1):
             load("k")
-        if o_aliases_q:
-            p.ops += [Wait("q_empty", 0, tile_q - 1), Arrive("q_empty", 0, 1)]
-            tile_q += 1
-        elif n > 0:
-            p.wait("q", "empty", p.used["q"], -1)
-        if n > 0:
-            load("q")
-            for _ in range(n - 1):
-                load("k")
-                load("v")
             load("v")
+        load("v")
     return p.ops
+
+
+class _Consumer(_Program):
+    """Half a consumer warpgroup: two of its warps, number `part` of `parts`."""
+
+    def __init__(self, spec: KernelSpec, buffers: tuple[SmemBuffer, ...], part: int, parts: int) -> None:
+        super().__init__(spec, buffers)
+        self.part, self.parts = part, parts
+        self.q_in_registers = bool(spec.q_in_registers)
+        o = self.buffers["sO"]
+        self.o_rows = self.rows((o.offset_bytes, o.offset_bytes + o.size_bytes), part, parts)
+
+    def wait_full(self, operand: str, ahead: int = 0) -> None:
+        self.wait(operand, "full", self.used[operand] + ahead, 0)
+
+    def read_q(self) -> None:
+        self.ops.append(Access("read q", reads=self.span("q", self.used["q"], self.part, self.parts)))
+
+    def product(self, operand: str) -> None:
+        """One product up to its wait, and the release of its stage."""
+        index = self.used[operand]
+        reads = self.span(operand, index, None, self.parts)
+        if operand == "k" and not self.q_in_registers:
+            reads += self.span("q", self.used["q"], self.part, self.parts)
+        self.ops.append(Access(f"product {operand}", reads=reads))
+        self.release(operand)
+
+    def release(self, operand: str) -> None:
+        self.ops.append(Arrive(f"{operand}_empty", self.stage(operand, self.used[operand]), 2))
+        self.used[operand] += 1
+
+    def write_o(self) -> None:
+        """The warps' rows of O, in pieces of which each waits for the store of the one before: no one else's bytes."""
+        self.ops.append(Access("write and store o", writes=self.o_rows))
 
 
 def _consumer(
-    spec: KernelSpec,
-    buffers: tuple[SmemBuffer, ...],
-    blocks: Sequence[int],
-    o_aliases_q: bool,
-    part: int,
-    consumers: int,
+    spec: KernelSpec, buffers: tuple[SmemBuffer, ...], blocks: Sequence[int], part: int, parts: int
 ) -> list[Op]:
-    """Half a consumer warpgroup: two of its warps."""
-    p = _Program(spec, buffers)
-    parts = 2 * consumers
-    o = p.buffers["sO"]
-    o_rows = p.rows((o.offset_bytes, o.offset_bytes + o.size_bytes), part, parts)
-    early_q = bool(spec.q_in_registers)
-
-    def product(operand: str) -> None:
-        index = p.used[operand]
-        reads = p.span(operand, index, None, parts)
-        if operand == "k" and not early_q:
-            reads += p.span("q", p.used["q"], part, parts)
-        p.ops.append(Access(f"product {operand}", reads=reads))
-        p.ops.append(Arrive(f"{operand}_empty", p.stage(operand, index), 2))
-        p.used[operand] += 1
-
-    for tile, n in enumerate(blocks):
-        if n == 0 and o_aliases_q:
-            p.ops.append(Wait("q_empty", 0, tile - 1))
+    p = _Consumer(spec, buffers, part, parts)
+    if spec.across_tiles:
+        _across_tiles(p, blocks)
+        return p.ops
+    for n in blocks:
         if n > 0:
-            q = p.used["q"]
-            p.wait("q", "full", q, 0)
-            if early_q:
-                p.ops.append(Access("read q", reads=p.span("q", q, part, parts)))
-            _blocks(p, n, bool(spec.overlap), product)
-            if not o_aliases_q:
-                p.ops.append(Arrive("q_empty", p.stage("q", q), 2))
-            p.used["q"] += 1
-        p.ops.append(Access("write and store o", writes=o_rows))
-        if o_aliases_q:
-            p.ops.append(Arrive("q_empty", 0, 2))
+            p.wait_full("q")
+            if p.q_in_registers:
+                p.read_q()
+            if spec.overlap:
+                _overlapped(p, n)
+            else:
+                _serial(p, n)
+        p.write_o()
     return p.ops
 
 
-def _blocks(p: _Program, n: int, overlap: bool, product) -> None:  # type: ignore[no-untyped-def]
-    """The order of waits and products of one tile."""
-    if not overlap:
-        for _ in range(n):
-            p.wait("k", "full", p.used["k"], 0)
-            product("k")
-            p.wait("v", "full", p.used["v"], 0)
-            product("v")
-        return
-    p.wait("k", "full", p.used["k"], 0)
-    product("k")
-    p.wait("v", "full", p.used["v"], 0)
+def _serial(p: _Consumer, n: int) -> None:
+    """A tile of n > 0 blocks: S, softmax, O of one block after the other."""
+    for _ in range(n):
+        p.wait_full("k")
+        p.product("k")
+        p.wait_full("v")
+        p.product("v")
+    p.release("q")
+
+
+def _overlapped(p: _Consumer, n: int) -> None:
+    """A tile of n > 0 blocks: S of a block is issued before O of the block before."""
+    p.wait_full("k")
+    p.product("k")
+    if p.q_in_registers:
+        p.release("q")
+    p.wait_full("v")
     for _ in range(n - 1):
-        p.wait("k", "full", p.used["k"], 0)
-        product("k")
-        p.wait("v", "full", p.used["v"] + 1, 0)
-        product("v")
-    product("v")
+        p.wait_full("k")
+        p.product("k")
+        p.wait_full("v", ahead=1)
+        p.product("v")
+    if not p.q_in_registers:
+        p.release("q")
+    p.product("v")
+
+
+def _across_tiles(p: _Consumer, blocks: Sequence[int]) -> None:
+    """All tiles: as `_overlapped`, and the first S of a tile is issued with the last O of the tile before.
+
+    Not so beside a tile without keys. Q is released with the last S of its tile.
+    """
+
+    def product_k(left: int) -> None:
+        p.product("k")
+        if left == 0:
+            p.release("q")
+
+    started = False  # whether the first S of the tile is
+    for n, following in zip(blocks, [*blocks[1:], 0], strict=True):
+        if n == 0:
+            p.write_o()
+            continue
+        if not started:
+            p.wait_full("q")
+            p.wait_full("k")
+            product_k(n - 1)
+        p.wait_full("v")
+        for left in reversed(range(n - 1)):
+            p.wait_full("k")
+            product_k(left)
+            p.wait_full("v", ahead=1)
+            p.product("v")
+        started = following > 0
+        if started:
+            p.wait_full("q")
+            p.wait_full("k")
+        p.product("v")
+        p.write_o()
+        if started:
+            product_k(following - 1)

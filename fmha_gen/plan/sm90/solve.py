@@ -36,9 +36,9 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
     consumers = spec.tile_m // GROUP_ROWS
     roles = _roles(spec, consumers, arch, where)
     operands = _operands(spec)
-    buffers, smem_bytes, o_aliases_q = _smem(spec, operands, arch, where)
-    table = barriers.make_barriers(spec, roles, operands, o_aliases_q)
-    barriers.check(table, spec, consumers, buffers, o_aliases_q, where)
+    buffers, smem_bytes, o_piece_boxes = _smem(spec, operands, arch, where)
+    table = barriers.make_barriers(spec, roles, operands)
+    barriers.check(table, spec, consumers, buffers, where)
     order = schedule.make_schedule(spec, where)
     qk, pv = _products(spec, operands)
     threads = sum(r.num_threads for r in roles)
@@ -57,7 +57,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
         num_threads=threads,
         launch_regs=_launch_regs(threads, arch),
         barriers=table,
-        named_barriers=_named_barriers(spec, consumers, o_aliases_q),
+        named_barriers=_named_barriers(spec, consumers),
         umma_qk=qk,
         umma_pv=pv,
         exp2=Exp2(0, ((),), (0.0, 0.0, 0.0, 0.0)),
@@ -67,7 +67,14 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
         serves=schedule.serves_all(spec),
         rank=0,
         model=_model(spec, arch),
-        wgmma=Wgmma(consumers, bool(spec.overlap), spec.warpgroup_order, bool(spec.q_in_registers)),
+        wgmma=Wgmma(
+            consumers=consumers,
+            overlap=bool(spec.overlap),
+            order=spec.warpgroup_order,
+            q_in_registers=bool(spec.q_in_registers),
+            across_tiles=bool(spec.across_tiles),
+            o_piece_boxes=o_piece_boxes,
+        ),
     )
 
 
@@ -98,6 +105,11 @@ def _check_tiles(spec: KernelSpec, where: str) -> None:
         raise PlanError(f"{where}: warpgroup_order={spec.warpgroup_order!r}: use one of {', '.join(ORDERS)}")
     if spec.q_stage not in (1, 2):
         raise PlanError(f"{where}: q_stage={spec.q_stage}: sQ has one or two buffers; use 1 or 2")
+    if spec.across_tiles and not choices.can_go_across_tiles(spec):
+        raise PlanError(
+            f"{where}: across_tiles=true: built for overlapped products with Q in shared memory; use overlap: true, "
+            f"q_in_registers: false and warpgroup_order none or gemm"
+        )
     if spec.kv_stage is None or spec.kv_stage < 2:
         raise PlanError(
             f"{where}: kv_stage={spec.kv_stage}: the next V is waited for while one is in use, so each ring needs 2 "
@@ -148,34 +160,40 @@ def _operands(spec: KernelSpec) -> tuple[Operand, ...]:
 
 def _smem(
     spec: KernelSpec, operands: tuple[Operand, ...], arch: Arch, where: str
-) -> tuple[tuple[SmemBuffer, ...], int, bool]:
-    """(buffers, bytes, whether O leaves through the bytes of Q): O gets room of its own where there is some."""
-    q, k, v, _ = operands
+) -> tuple[tuple[SmemBuffer, ...], int, int]:
+    """(buffers, bytes, boxes of O that its buffer holds at a time): O leaves whole where there is room, else in pieces.
+
+    A box is 32 or 64 columns of all rows; pieces have as many boxes each.
+    """
+    q, k, v, o = operands
     assert spec.q_stage and spec.kv_stage and spec.tile_m
-    o_bytes = spec.tile_m * spec.head_dim_v * q.element_bytes
+    box_bytes = spec.tile_m * o.swizzle_bytes
     mbars = barriers.num_mbarriers(spec) * barriers.MBARRIER_BYTES
     sizes = [spec.q_stage * q.tile_bytes, spec.kv_stage * k.tile_bytes, spec.kv_stage * v.tile_bytes]
-    alias = sum(sizes) + o_bytes + mbars > arch.smem_bytes
-    total = sum(sizes) + (0 if alias else o_bytes) + mbars
-    if total > arch.smem_bytes or (alias and (spec.q_stage > 1 or spec.head_dim_v > spec.head_dim_qk)):
+    free = arch.smem_bytes - sum(sizes) - mbars
+    pieces = [n for n in range(1, o.num_boxes + 1) if o.num_boxes % n == 0 and n * box_bytes <= free]
+    if not pieces:
         raise PlanError(
-            f"{where}: needs {total + (o_bytes if alias else 0)} B SMEM (q {sizes[0]} + k {sizes[1]} + v {sizes[2]} + "
-            f"o {o_bytes} + mbarriers {mbars}), {arch.name} allows {arch.smem_bytes}; O may share Q's bytes with "
-            f"q_stage 1 only; use a smaller tile.n, kv_stage or q_stage"
+            f"{where}: needs {sum(sizes) + box_bytes + mbars} B SMEM (q {sizes[0]} + k {sizes[1]} + v {sizes[2]} + "
+            f"{o.box_elems} columns of o {box_bytes} + mbarriers {mbars}), {arch.name} allows {arch.smem_bytes}; use a "
+            f"smaller tile.n, kv_stage or q_stage"
         )
     out, end = [], 0
     for name, size, stages, note in (
         ("sQ", sizes[0], spec.q_stage, "Q tiles, all consumers' rows"),
         ("sK", sizes[1], spec.kv_stage, "ring of K blocks"),
         ("sV", sizes[2], spec.kv_stage, "ring of V blocks"),
+        ("sO", pieces[-1] * box_bytes, 1, _note_of_o(pieces[-1], o)),
     ):
         out.append(SmemBuffer(name, end, size, stages, size // stages, note=note))
         end += size
-    note = "output rows, each warp its own"
-    out.append(SmemBuffer("sO", 0 if alias else end, o_bytes, 1, o_bytes, alias_of="sQ" if alias else None, note=note))
-    end += 0 if alias else o_bytes
     out.append(SmemBuffer("mbarriers", end, mbars, align_bytes=8, note="8 bytes each"))
-    return tuple(out), total, alias
+    return tuple(out), end + mbars, pieces[-1]
+
+
+def _note_of_o(piece_boxes: int, o: Operand) -> str:
+    columns = "" if piece_boxes == o.num_boxes else f", {piece_boxes * o.box_elems} columns at a time"
+    return f"output rows, each warp its own{columns}"
 
 
 def _rings(spec: KernelSpec, operands: tuple[Operand, ...]) -> KvRing:
@@ -221,17 +239,13 @@ def _tiles(spec: KernelSpec) -> Tiles:
     )
 
 
-def _named_barriers(spec: KernelSpec, consumers: int, o_aliases_q: bool) -> tuple[NamedBarrier, ...]:
-    """Ids from 1: one a consumer warpgroup for its turn, and one for having read Q where O overwrites it."""
+def _named_barriers(spec: KernelSpec, consumers: int) -> tuple[NamedBarrier, ...]:
+    """Ids from 1, one a consumer warpgroup: its turn."""
+    if spec.warpgroup_order == "none":
+        return ()
     roles = tuple(f"consumer{i}" for i in range(consumers))
-    out: list[NamedBarrier] = []
-    if spec.warpgroup_order != "none":
-        note = f"the warpgroup's turn ({spec.warpgroup_order}): the one before arrives, it syncs"
-        out.append(NamedBarrier("turn", 1, consumers, 256, roles, note))
-    if o_aliases_q:
-        note = "all warps of the warpgroup have read Q"
-        out.append(NamedBarrier("q_read", 1 + len(out) * consumers, consumers, 128, roles, note))
-    return tuple(out)
+    note = f"the warpgroup's turn ({spec.warpgroup_order}): the one before arrives, it syncs"
+    return (NamedBarrier("turn", 1, consumers, 256, roles, note),)
 
 
 def _products(spec: KernelSpec, operands: tuple[Operand, ...]) -> tuple[Umma, Umma]:

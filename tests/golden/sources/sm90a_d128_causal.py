@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm90a-bf16-d128-causal-q2
-spec       74ceb196bd4e9b198b56bd6ab13589dae5fd3a58e68876a9a5d4bbf0174a526f
+spec       5cb233461cb750a8b40e61103f42fed3ef72fa7553149d708cea5a364feade21
 templates  (digest)
 """
 
@@ -14,7 +14,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import fragment, ptx, softmax, tiles, wgmma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm90a_bf16_d128_causal_q2_74ceb196"
+KERNEL_NAME = "fmha_fwd_sm90a_bf16_d128_causal_q2_5cb23346"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: every consumer warpgroup owns 64 of ROWS_PER_TILE query rows, against blocks of TILE_N keys.
@@ -57,6 +57,7 @@ V_BOX_BYTES = 16384
 QK_ROW_BYTES = 128
 O_ROW_BYTES = 128
 O_BOX_BYTES = ROWS_PER_TILE * O_ROW_BYTES
+O_PIECE_BOXES = 2
 
 # Matrix products.
 DESC_QK = 0x4000004000010000
@@ -203,15 +204,12 @@ def consumer_role(tma_o, mbar, smem, problem, group):
             o, p = wgmma.wait(0, o, p)
             release(mbar + V_EMPTY_MBAR + 8 * v_stage, lane)
             v_stage, v_parity = next_stage(v_stage, v_parity, V_STAGES)
-            wait_o_store(lane)
-            write_o(smem, o, sums, group, warp, lane)
+            write_o(tma_o, smem, o, sums, first_row, head, b, group, warp, lane)
             q_stage, q_parity = next_stage(q_stage, q_parity, Q_STAGES)
         else:
-            wait_o_store(lane)
-            write_zero_o(smem, group, warp, lane)
+            write_zero_o(tma_o, smem, first_row, head, b, group, warp, lane)
             write_lse(problem, row, head, b, Float32(0.0), Float32(0.0), lane)
             write_lse(problem, row + 8, head, b, Float32(0.0), Float32(0.0), lane)
-        store_o(tma_o, smem, first_row, head, b, group, warp, lane)
         tile = next_tile(tile, problem)
     if lane == 0:
         ptx.bulk_wait_group(0)
@@ -360,41 +358,47 @@ def chunk_address(tile, row, chunk: cutlass.Constexpr, odd, box_cols: cutlass.Co
 
 
 @cute.jit
-def write_o(smem, o, sums, group, warp, lane):
-    """The warp's 16 rows of O / sum to shared memory in 16 bits, swizzled as the TMA store expects.
-
-    A row without keys becomes 0 whatever its accumulator holds.
-    """
+def write_o(tma_o, smem, o, sums, first_row, head, b, group, warp, lane):
+    """The warp's 16 rows of O / sum to memory in 16 bits. A row without keys becomes 0, whatever its accumulator."""
     inverse = [cute.arch.rcp_approx(x) for x in sums]
     keep = [cutlass.select_(x != 0.0, Int32(-1), Int32(0)) for x in sums]
-    row = group * GROUP_ROWS + warp * WARP_ROWS + lane % 16
     packed = softmax.pack(fragment.scale_rows(o, inverse), PACK_FORMAT)
     packed = [word & keep[i % 2] for i, word in enumerate(packed)]
-    for step in cutlass.range_constexpr(HEAD_DIM_V // 16):
-        addr = chunk_address(smem + SMEM_O, row, 2 * step, lane // 16, V_BOX_COLS, O_BOX_BYTES)
-        ptx.store_matrices(addr, packed[4 * step : 4 * step + 4])
+    store_rows(tma_o, smem, packed, first_row, head, b, group, warp, lane)
 
 
 @cute.jit
-def write_zero_o(smem, group, warp, lane):
+def write_zero_o(tma_o, smem, first_row, head, b, group, warp, lane):
     """Zeros for the warp's 16 rows."""
-    row = group * GROUP_ROWS + warp * WARP_ROWS + lane % 16
-    for step in cutlass.range_constexpr(HEAD_DIM_V // 16):
-        addr = chunk_address(smem + SMEM_O, row, 2 * step, lane // 16, V_BOX_COLS, O_BOX_BYTES)
-        ptx.store_shared_v4(addr, [Int32(0)] * 4)
+    store_rows(tma_o, smem, None, first_row, head, b, group, warp, lane)
 
 
 @cute.jit
-def store_o(tma_o, smem, first_row, head, b, group, warp, lane):
-    """Start the TMA store of the warp's 16 rows; rows past seqlen_q are clipped by the map."""
-    ptx.fence_proxy_async_shared()
-    cute.arch.sync_warp()
-    if lane == 0:
-        rows = warp * WARP_ROWS
-        for box in cutlass.range_constexpr(V_BOXES):
-            src = smem + SMEM_O + box * O_BOX_BYTES + (group * GROUP_ROWS + rows) * O_ROW_BYTES
-            ptx.tma_store_4d(tma_o, src, box * V_BOX_COLS, first_row + rows, head, b)
-        ptx.bulk_commit_group()
+def store_rows(tma_o, smem, packed: cutlass.Constexpr, first_row, head, b, group, warp, lane):
+    """The warp's 16 rows of packed O, or zeros, to memory through shared memory, O_PIECE_BOXES boxes at a time.
+
+    Each piece is swizzled as the TMA store expects, which clips rows past seqlen_q; the last one is still on its way on
+    return.
+    """
+    warp_row = group * GROUP_ROWS + warp * WARP_ROWS
+    steps = O_PIECE_BOXES * V_BOX_COLS // 16
+    for piece in cutlass.range_constexpr(V_BOXES // O_PIECE_BOXES):
+        wait_o_store(lane)
+        for step in cutlass.range_constexpr(steps):
+            addr = chunk_address(smem + SMEM_O, warp_row + lane % 16, 2 * step, lane // 16, V_BOX_COLS, O_BOX_BYTES)
+            first = 4 * (piece * steps + step)
+            if cutlass.const_expr(packed is None):  # stmatrix takes no constants
+                ptx.store_shared_v4(addr, [Int32(0)] * 4)
+            else:
+                ptx.store_matrices(addr, packed[first : first + 4])
+        ptx.fence_proxy_async_shared()
+        cute.arch.sync_warp()
+        if lane == 0:
+            for box in cutlass.range_constexpr(O_PIECE_BOXES):
+                src = smem + SMEM_O + box * O_BOX_BYTES + warp_row * O_ROW_BYTES
+                col = (piece * O_PIECE_BOXES + box) * V_BOX_COLS
+                ptx.tma_store_4d(tma_o, src, col, first_row + warp * WARP_ROWS, head, b)
+            ptx.bulk_commit_group()
 
 
 @cute.jit
@@ -437,7 +441,6 @@ def load_role(tma_q, tma_k, tma_v, mbar, smem, problem):
         kv_head = head // kv_ratio
         if num_blocks > 0:
             k_stage, k_parity = load_k(tma_k, mbar, smem, k_stage, k_parity, key, kv_head, b)
-        if num_blocks > 0:
             ptx.mbarrier_wait(mbar + Q_EMPTY_MBAR + 8 * q_stage, q_parity)
             load_q(tma_q, mbar, smem, q_stage, row, head, b)
             q_stage, q_parity = next_stage(q_stage, q_parity, Q_STAGES)

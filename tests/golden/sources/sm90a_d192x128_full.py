@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm90a-bf16-d192x128-full-q1
-spec       051bbf539f38418fef3a92cf38227be82ac9a762ca29da2ee1b8a2987983d1ad
+spec       33966fe8a04861c8edb22e413ef008714dca16abcd66f6f11c8f1122468ddd43
 templates  (digest)
 """
 
@@ -14,14 +14,14 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import fragment, ptx, softmax, tiles, wgmma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm90a_bf16_d192x128_full_q1_051bbf53"
+KERNEL_NAME = "fmha_fwd_sm90a_bf16_d192x128_full_q1_33966fe8"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: every consumer warpgroup owns 64 of ROWS_PER_TILE query rows, against blocks of TILE_N keys.
 NUM_CONSUMERS = 2
 GROUP_ROWS, WARP_ROWS = 64, 16
 ROWS_PER_TILE = 128
-TILE_N = 112
+TILE_N = 128
 HEAD_DIM_V = 128
 
 # Warps and registers.
@@ -33,37 +33,38 @@ LOAD_REGS = 24
 
 # Shared memory, in bytes from its base.
 #        0  sQ             49152 B  Q tiles, all consumers' rows
-#    49152  sK             86016 B  ring of K blocks
-#   135168  sV             57344 B  ring of V blocks
-#   192512  sO             32768 B  output rows, each warp its own
-#   225280  mbarriers         80 B  8 bytes each
-SMEM_BYTES = 225360
+#    49152  sK             98304 B  ring of K blocks
+#   147456  sV             65536 B  ring of V blocks
+#   212992  sO             16384 B  output rows, each warp its own, 64 columns at a time
+#   229376  mbarriers         80 B  8 bytes each
+SMEM_BYTES = 229456
 SMEM_Q = 0
 SMEM_K = 49152
-SMEM_V = 135168
-SMEM_O = 192512
-SMEM_MBARS = 225280
+SMEM_V = 147456
+SMEM_O = 212992
+SMEM_MBARS = 229376
 Q_STAGES, K_STAGES, V_STAGES = 1, 2, 2
 Q_TILE_BYTES = 49152
-K_BLOCK_BYTES = 43008
-V_BLOCK_BYTES = 28672
+K_BLOCK_BYTES = 49152
+V_BLOCK_BYTES = 32768
 
 # A tile is boxes of BOX_COLS columns side by side, each row one swizzle span.
 QK_BOXES, QK_BOX_COLS = 3, 64
 V_BOXES, V_BOX_COLS = 2, 64
 Q_BOX_BYTES = 16384
-K_BOX_BYTES = 14336
-V_BOX_BYTES = 14336
+K_BOX_BYTES = 16384
+V_BOX_BYTES = 16384
 QK_ROW_BYTES = 128
 O_ROW_BYTES = 128
 O_BOX_BYTES = ROWS_PER_TILE * O_ROW_BYTES
+O_PIECE_BOXES = 1
 
 # Matrix products.
 DESC_QK = 0x4000004000010000
-DESC_V = 0x4000004003800000
+DESC_V = 0x4000004004000000
 Q_STEP_BYTES = (0, 32, 64, 96, 16384, 16416, 16448, 16480, 32768, 32800, 32832, 32864)
-K_STEP_BYTES = (0, 32, 64, 96, 14336, 14368, 14400, 14432, 28672, 28704, 28736, 28768)
-V_STEP_BYTES = (0, 2048, 4096, 6144, 8192, 10240, 12288)
+K_STEP_BYTES = (0, 32, 64, 96, 16384, 16416, 16448, 16480, 32768, 32800, 32832, 32864)
+V_STEP_BYTES = (0, 2048, 4096, 6144, 8192, 10240, 12288, 14336)
 
 # A row's shift moves when a thread's exponentials of one block add up to more than this.
 MAX_SUM = 2.0 ** 8.0
@@ -136,7 +137,10 @@ def count_unmasked_blocks(first_row, problem):
 
 @cute.jit
 def consumer_role(tma_o, mbar, smem, problem, group):
-    """Consumer warpgroups: both products, softmax and epilogue of 64 query rows."""
+    """Consumer warpgroups: both products, softmax and epilogue of 64 query rows.
+
+    The walk goes from tile to tile without a pause: the first S of the next tile is computed beside the last O of this.
+    """
     thread = cute.arch.thread_idx()[0] % 128
     lane = thread % 32
     warp = cute.arch.make_warp_uniform(thread // 32)
@@ -144,67 +148,79 @@ def consumer_role(tma_o, mbar, smem, problem, group):
     k_stage, k_parity = Int32(0), Int32(0)
     v_stage, v_parity = Int32(0), Int32(0)
     num_tiles = count_tiles(problem)
-    tile = first_tile()
     # The first turn is the first group's own.
     if group == 0:
         ptx.named_barrier_arrive(Int32(TURN_BARRIER_ID), 256)
+    tile = first_tile()
+    tile, m_block, head, b = pass_tiles_without_keys(tile, tma_o, smem, problem, group, warp, lane)
+    q = q_operand(smem, q_stage, group)
+    s = [Float32(0.0)] * (TILE_N // 2)
+    if tile < num_tiles:
+        s, k_stage, k_parity = first_s(q, q_stage, q_parity, k_stage, k_parity, mbar, smem, group, lane)
     while tile < num_tiles:
-        m_block, head, b = tile_coordinates(tile, problem)
         num_blocks = count_blocks(m_block, problem)
         first_row = m_block * ROWS_PER_TILE + group * GROUP_ROWS
         row = first_row + warp * WARP_ROWS + lane // 4
-        if num_blocks > 0:
-            keys = (count_keys(row, problem), count_keys(row + 8, problem))
-            num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
-            num_masked = num_blocks - num_unmasked
+        keys = (count_keys(row, problem), count_keys(row + 8, problem))
+        num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
+        o = [Float32(0.0)] * (HEAD_DIM_V // 2)
+        sums = [Float32(0.0)] * 2
+        q_empty = mbar + Q_EMPTY_MBAR + 8 * q_stage
+        # Index of the block whose S is there, and so how many follow it.
+        left = num_blocks - 1
+        release_if(left == 0, q_empty, lane)
+        if left >= num_unmasked:
+            s = mask(s, keys, left * TILE_N, lane)
+        shift = [Float32(NO_MAX)] * 2
+        k_ready = Int32(0)
+        p, o, shift, sums = first_block(s, o, shift, sums, problem)
+        ptx.mbarrier_wait(mbar + V_FULL_MBAR + 8 * v_stage, v_parity)
+        num_masked = num_blocks - num_unmasked
+        for _ in cutlass.range(cutlass.max(num_masked - 1, Int32(0)), unroll=1):
+            left = left - 1
+            q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity = overlapped_block(
+                q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity,
+                mbar, smem, problem, group, lane, left, q_empty, (keys, left * TILE_N),
+            )
+        for _ in cutlass.range(cutlass.min(num_unmasked, num_blocks - 1), unroll=1):
+            left = left - 1
+            q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity = overlapped_block(
+                q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity,
+                mbar, smem, problem, group, lane, left, q_empty, None,
+            )
+        q_stage, q_parity = next_stage(q_stage, q_parity, Q_STAGES)
+        tile = next_tile(tile)
+        next_m_block, next_head, next_b = tile_coordinates(tile, problem)
+        q = q_operand(smem, q_stage, group)
+        now_v_stage = v_stage
+        v_empty = mbar + V_EMPTY_MBAR + 8 * v_stage
+        v_stage, v_parity = next_stage(v_stage, v_parity, V_STAGES)
+        if (tile < num_tiles) & (count_blocks(next_m_block, problem) > 0):
+            # Q of the next tile loads into the stage that this tile's last S has just freed: not waited for before PV.
+            o, p = start_pv(smem, p, o, now_v_stage)
             ptx.mbarrier_wait(mbar + Q_FULL_MBAR + 8 * q_stage, q_parity)
-            q = wgmma.desc_low(smem + SMEM_Q + q_stage * Q_TILE_BYTES + group * (GROUP_ROWS * QK_ROW_BYTES), DESC_QK)
-            o = [Float32(0.0)] * (HEAD_DIM_V // 2)
-            shift = [Float32(NO_MAX)] * 2
-            sums = [Float32(0.0)] * 2
-            key = (num_blocks - 1) * TILE_N
-            # S of the next block is computed while the product of this P runs, and softmax of it under that product.
             ptx.mbarrier_wait(mbar + K_FULL_MBAR + 8 * k_stage, k_parity)
             take_turn(group)
             s = start_qk(smem, q, k_stage)
             pass_turn(group)
+            o, p = wgmma.wait(1, o, p)
+            release(v_empty, lane)
+            finish_tile(tma_o, smem, problem, o, shift, sums, row, first_row, head, b, group, warp, lane)
             s, _ = wgmma.wait(0, s)
             release(mbar + K_EMPTY_MBAR + 8 * k_stage, lane)
             k_stage, k_parity = next_stage(k_stage, k_parity, K_STAGES)
-            if num_masked > 0:
-                s = mask(s, keys, key, lane)
-            k_ready = Int32(0)
-            p, o, shift, sums = first_block(s, o, shift, sums, problem)
-            ptx.mbarrier_wait(mbar + V_FULL_MBAR + 8 * v_stage, v_parity)
-            for _ in cutlass.range(cutlass.max(num_masked - 1, Int32(0)), unroll=1):
-                key = key - TILE_N
-                q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity = overlapped_block(
-                    q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity,
-                    mbar, smem, problem, group, lane, (keys, key),
-                )
-            for _ in cutlass.range(cutlass.min(num_unmasked, num_blocks - 1), unroll=1):
-                q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity = overlapped_block(
-                    q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity,
-                    mbar, smem, problem, group, lane, None,
-                )
-            release(mbar + Q_EMPTY_MBAR + 8 * q_stage, lane)
-            o, p = start_pv(smem, p, o, v_stage)
-            sums = [fragment.quad_sum(x) for x in sums]
-            write_lse(problem, row, head, b, sums[0], shift[0], lane)
-            write_lse(problem, row + 8, head, b, sums[1], shift[1], lane)
-            o, p = wgmma.wait(0, o, p)
-            release(mbar + V_EMPTY_MBAR + 8 * v_stage, lane)
-            v_stage, v_parity = next_stage(v_stage, v_parity, V_STAGES)
-            wait_o_store(lane)
-            write_o(smem, o, sums, group, warp, lane)
-            q_stage, q_parity = next_stage(q_stage, q_parity, Q_STAGES)
         else:
-            wait_o_store(lane)
-            write_zero_o(smem, group, warp, lane)
-            write_lse(problem, row, head, b, Float32(0.0), Float32(0.0), lane)
-            write_lse(problem, row + 8, head, b, Float32(0.0), Float32(0.0), lane)
-        store_o(tma_o, smem, first_row, head, b, group, warp, lane)
-        tile = next_tile(tile)
+            o, p = start_pv(smem, p, o, now_v_stage)
+            o, p = wgmma.wait(0, o, p)
+            release(v_empty, lane)
+            finish_tile(tma_o, smem, problem, o, shift, sums, row, first_row, head, b, group, warp, lane)
+            tile, next_m_block, next_head, next_b = pass_tiles_without_keys(
+                tile, tma_o, smem, problem, group, warp, lane
+            )
+            s = [Float32(0.0)] * (TILE_N // 2)
+            if tile < num_tiles:
+                s, k_stage, k_parity = first_s(q, q_stage, q_parity, k_stage, k_parity, mbar, smem, group, lane)
+        m_block, head, b = next_m_block, next_head, next_b
     if lane == 0:
         ptx.bulk_wait_group(0)
     # Take the last turn back, so that no barrier is left half full.
@@ -213,8 +229,54 @@ def consumer_role(tma_o, mbar, smem, problem, group):
 
 
 @cute.jit
+def q_operand(smem, q_stage, group):
+    """Low descriptor word of the warpgroup's rows of Q."""
+    return wgmma.desc_low(smem + SMEM_Q + q_stage * Q_TILE_BYTES + group * (GROUP_ROWS * QK_ROW_BYTES), DESC_QK)
+
+
+@cute.jit
+def first_s(q, q_stage, q_parity, k_stage, k_parity, mbar, smem, group, lane):
+    """S of a tile's first block, with no product beside it; and the next (stage, parity) of the ring of K."""
+    ptx.mbarrier_wait(mbar + Q_FULL_MBAR + 8 * q_stage, q_parity)
+    ptx.mbarrier_wait(mbar + K_FULL_MBAR + 8 * k_stage, k_parity)
+    take_turn(group)
+    s = start_qk(smem, q, k_stage)
+    pass_turn(group)
+    s, _ = wgmma.wait(0, s)
+    release(mbar + K_EMPTY_MBAR + 8 * k_stage, lane)
+    k_stage, k_parity = next_stage(k_stage, k_parity, K_STAGES)
+    return s, k_stage, k_parity
+
+
+@cute.jit
+def pass_tiles_without_keys(tile, tma_o, smem, problem, group, warp, lane):
+    """Zeros for tiles without keys from this one on. Returns the first tile with keys, or one past the last."""
+    num_tiles = count_tiles(problem)
+    m_block, head, b = tile_coordinates(tile, problem)
+    while (tile < num_tiles) & (count_blocks(m_block, problem) == 0):
+        first_row = m_block * ROWS_PER_TILE + group * GROUP_ROWS
+        row = first_row + warp * WARP_ROWS + lane // 4
+        write_zero_o(tma_o, smem, first_row, head, b, group, warp, lane)
+        write_lse(problem, row, head, b, Float32(0.0), Float32(0.0), lane)
+        write_lse(problem, row + 8, head, b, Float32(0.0), Float32(0.0), lane)
+        tile = next_tile(tile)
+        m_block, head, b = tile_coordinates(tile, problem)
+    return tile, m_block, head, b
+
+
+@cute.jit
+def finish_tile(tma_o, smem, problem, o, shift, sums, row, first_row, head, b, group, warp, lane):
+    """LSE and O of a tile whose products are complete."""
+    sums = [fragment.quad_sum(x) for x in sums]
+    write_o(tma_o, smem, o, sums, first_row, head, b, group, warp, lane)
+    write_lse(problem, row, head, b, sums[0], shift[0], lane)
+    write_lse(problem, row + 8, head, b, sums[1], shift[1], lane)
+
+
+@cute.jit
 def overlapped_block(
     q, p, o, shift, sums, k_stage, k_parity, k_ready, v_stage, v_parity, mbar, smem, problem, group, lane,
+    left, q_empty,
     masked: cutlass.Constexpr,
 ):
     """O += P V of the block before under S = Q K^T and softmax of this one. masked: (keys of both rows, first key)."""
@@ -225,6 +287,7 @@ def overlapped_block(
     pass_turn(group)
     s, _ = wgmma.wait(1, s)
     release(mbar + K_EMPTY_MBAR + 8 * k_stage, lane)
+    release_if(left == 0, q_empty, lane)
     k_stage, k_parity = next_stage(k_stage, k_parity, K_STAGES)
     next_v_stage, v_parity = next_stage(v_stage, v_parity, V_STAGES)
     next_v_full = mbar + V_FULL_MBAR + 8 * next_v_stage
@@ -262,6 +325,13 @@ def start_pv(smem, p, o, v_stage):
 def release(bar, lane):
     """One arrival of this warp at an empty barrier: its reads are complete."""
     if lane == 0:
+        ptx.mbarrier_arrive(bar)
+
+
+@cute.jit
+def release_if(condition, bar, lane):
+    """`release` where `condition` holds."""
+    if (lane == 0) & condition:
         ptx.mbarrier_arrive(bar)
 
 
@@ -352,41 +422,47 @@ def chunk_address(tile, row, chunk: cutlass.Constexpr, odd, box_cols: cutlass.Co
 
 
 @cute.jit
-def write_o(smem, o, sums, group, warp, lane):
-    """The warp's 16 rows of O / sum to shared memory in 16 bits, swizzled as the TMA store expects.
-
-    A row without keys becomes 0 whatever its accumulator holds.
-    """
+def write_o(tma_o, smem, o, sums, first_row, head, b, group, warp, lane):
+    """The warp's 16 rows of O / sum to memory in 16 bits. A row without keys becomes 0, whatever its accumulator."""
     inverse = [cute.arch.rcp_approx(x) for x in sums]
     keep = [cutlass.select_(x != 0.0, Int32(-1), Int32(0)) for x in sums]
-    row = group * GROUP_ROWS + warp * WARP_ROWS + lane % 16
     packed = softmax.pack(fragment.scale_rows(o, inverse), PACK_FORMAT)
     packed = [word & keep[i % 2] for i, word in enumerate(packed)]
-    for step in cutlass.range_constexpr(HEAD_DIM_V // 16):
-        addr = chunk_address(smem + SMEM_O, row, 2 * step, lane // 16, V_BOX_COLS, O_BOX_BYTES)
-        ptx.store_matrices(addr, packed[4 * step : 4 * step + 4])
+    store_rows(tma_o, smem, packed, first_row, head, b, group, warp, lane)
 
 
 @cute.jit
-def write_zero_o(smem, group, warp, lane):
+def write_zero_o(tma_o, smem, first_row, head, b, group, warp, lane):
     """Zeros for the warp's 16 rows."""
-    row = group * GROUP_ROWS + warp * WARP_ROWS + lane % 16
-    for step in cutlass.range_constexpr(HEAD_DIM_V // 16):
-        addr = chunk_address(smem + SMEM_O, row, 2 * step, lane // 16, V_BOX_COLS, O_BOX_BYTES)
-        ptx.store_shared_v4(addr, [Int32(0)] * 4)
+    store_rows(tma_o, smem, None, first_row, head, b, group, warp, lane)
 
 
 @cute.jit
-def store_o(tma_o, smem, first_row, head, b, group, warp, lane):
-    """Start the TMA store of the warp's 16 rows; rows past seqlen_q are clipped by the map."""
-    ptx.fence_proxy_async_shared()
-    cute.arch.sync_warp()
-    if lane == 0:
-        rows = warp * WARP_ROWS
-        for box in cutlass.range_constexpr(V_BOXES):
-            src = smem + SMEM_O + box * O_BOX_BYTES + (group * GROUP_ROWS + rows) * O_ROW_BYTES
-            ptx.tma_store_4d(tma_o, src, box * V_BOX_COLS, first_row + rows, head, b)
-        ptx.bulk_commit_group()
+def store_rows(tma_o, smem, packed: cutlass.Constexpr, first_row, head, b, group, warp, lane):
+    """The warp's 16 rows of packed O, or zeros, to memory through shared memory, O_PIECE_BOXES boxes at a time.
+
+    Each piece is swizzled as the TMA store expects, which clips rows past seqlen_q; the last one is still on its way on
+    return.
+    """
+    warp_row = group * GROUP_ROWS + warp * WARP_ROWS
+    steps = O_PIECE_BOXES * V_BOX_COLS // 16
+    for piece in cutlass.range_constexpr(V_BOXES // O_PIECE_BOXES):
+        wait_o_store(lane)
+        for step in cutlass.range_constexpr(steps):
+            addr = chunk_address(smem + SMEM_O, warp_row + lane % 16, 2 * step, lane // 16, V_BOX_COLS, O_BOX_BYTES)
+            first = 4 * (piece * steps + step)
+            if cutlass.const_expr(packed is None):  # stmatrix takes no constants
+                ptx.store_shared_v4(addr, [Int32(0)] * 4)
+            else:
+                ptx.store_matrices(addr, packed[first : first + 4])
+        ptx.fence_proxy_async_shared()
+        cute.arch.sync_warp()
+        if lane == 0:
+            for box in cutlass.range_constexpr(O_PIECE_BOXES):
+                src = smem + SMEM_O + box * O_BOX_BYTES + warp_row * O_ROW_BYTES
+                col = (piece * O_PIECE_BOXES + box) * V_BOX_COLS
+                ptx.tma_store_4d(tma_o, src, col, first_row + warp * WARP_ROWS, head, b)
+            ptx.bulk_commit_group()
 
 
 @cute.jit
@@ -429,7 +505,6 @@ def load_role(tma_q, tma_k, tma_v, mbar, smem, problem):
         kv_head = head // kv_ratio
         if num_blocks > 0:
             k_stage, k_parity = load_k(tma_k, mbar, smem, k_stage, k_parity, key, kv_head, b)
-        if num_blocks > 0:
             ptx.mbarrier_wait(mbar + Q_EMPTY_MBAR + 8 * q_stage, q_parity)
             load_q(tma_q, mbar, smem, q_stage, row, head, b)
             q_stage, q_parity = next_stage(q_stage, q_parity, Q_STAGES)

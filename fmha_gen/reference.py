@@ -4,8 +4,9 @@ Conventions: tensors are (batch, seqlen, num_heads, head_dim); query head h read
 to the bottom right: key j is visible to row i iff ``j - i - (seqlen_k - seqlen_q)`` lies in [-left, right]; causal is
 right = 0. LSE is natural-log, (batch, num_heads_q, seqlen_q). A row without keys gives out 0 and LSE -inf, or the sink.
 
-Tolerance: per element ``|err| <= u*|o| + (u + 2e-4) * sum(p*|v|)`` with u half an ulp of 1 in the kernel's type, and an
-RMS error of at most 1.3 times that of a float32 computation that rounds P to the kernel's type as the kernel does.
+Tolerance: per element ``|err| <= u*|o| + (u + 2e-4) * sum(p*|v|)`` with u half an ulp of 1 in the kernel's type (and
+what subnormals lose of the output and of P), and an RMS error of at most 1.3 times that of a float32 computation that
+rounds P to the kernel's type as the kernel does.
 LSE within ``2e-4 + 1e-5*|LSE|``.
 """
 
@@ -32,15 +33,17 @@ _LOG2E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Reference:
-    """out, abs_pv: float64 (batch, seqlen_q, num_heads_q, head_dim_v); lse: float64 (batch, num_heads_q, seqlen_q).
+    """out, abs_pv, small_pv: float64 (batch, seqlen_q, num_heads_q, head_dim_v); lse: (batch, num_heads_q, seqlen_q).
 
-    abs_pv is sum(p*|v|), the scale of the elementwise tolerance. rms is the RMS error of the float32 computation
-    against out, NaN when it was not computed.
+    abs_pv is sum(p*|v|), the scale of the elementwise tolerance. small_pv is sum(min(p, half fp16's smallest step)*|v|)
+    over the row sum, p being 1 for the row's largest logit: what an fp16 P can lose of probabilities below fp16's
+    normal numbers. rms is the RMS error of the float32 computation against out, NaN when it was not computed.
     """
 
     out: NDArray[np.float64]
     lse: NDArray[np.float64]
     abs_pv: NDArray[np.float64]
+    small_pv: NDArray[np.float64]
     rms: float = math.nan
 
 
@@ -116,7 +119,7 @@ def attention_fp64(
     batch, seqlen_q, heads_q, _ = q.shape
     ratio = heads_q // k.shape[2] if k.shape[2] else 1
     out = np.zeros((batch, seqlen_q, heads_q, v.shape[3]))
-    abs_pv = np.zeros_like(out)
+    abs_pv, small_pv = np.zeros_like(out), np.zeros_like(out)
     lse = np.full((batch, heads_q, seqlen_q), -np.inf)
     for b in range(batch):
         used = k.shape[1] if seqused_k is None else int(seqused_k[b])
@@ -124,10 +127,11 @@ def attention_fp64(
         for h in range(heads_q):
             kh, vh = (np.asarray(t[b, :used, h // ratio], np.float64) for t in (k, v))
             logits = _logits(np.asarray(q[b, :, h], np.float64), kh, scale, softcap, mask)
-            p, lse[b, h] = _softmax(logits, None if sink is None else float(sink[h]))
+            p, lse[b, h], largest = _softmax(logits, None if sink is None else float(sink[h]))
             out[b, :, h] = _weighted(p, vh, mask)
             abs_pv[b, :, h] = _weighted(p, np.abs(vh), mask)
-    return Reference(out, lse, abs_pv)
+            small_pv[b, :, h] = _weighted(np.minimum(p, SUBNORMAL["fp16"] * largest[:, None]), np.abs(vh), mask)
+    return Reference(out, lse, abs_pv, small_pv)
 
 
 def attention_fp32_rounded_p(
@@ -178,9 +182,9 @@ def reference(q: Floats, k: Floats, v: Floats, dtype: str, **options: Any) -> Re
 def check(out: Floats, lse: Floats | None, ref: Reference, dtype: str) -> list[str]:
     """Every way in which a kernel's `out` (and `lse`, if given) leave the tolerance around `ref`; [] is right.
 
-    Storing an output below the dtype's smallest normal adds half a subnormal step to the elementwise limit. The RMS
-    criterion applies from RMS_ROWS rows on (a row's elements share its rounded P: below, chance dominates the ratio)
-    when `ref.rms` is known.
+    Storing an output below the dtype's smallest normal adds half a subnormal step to the elementwise limit, an fp16 P
+    `small_pv`. The RMS criterion applies from RMS_ROWS rows on (a row's elements share its rounded P: below, chance
+    dominates the ratio) when `ref.rms` is known.
     """
     problems = []
     for name, got, want in (("out", out, ref.out), ("lse", lse, ref.lse)):
@@ -188,9 +192,8 @@ def check(out: Floats, lse: Floats | None, ref: Reference, dtype: str) -> list[s
             problems.append(f"{name}: shape {np.shape(got)}; the reference has {want.shape}")
     if problems:
         return problems
-    u = _unit(dtype)
     got_out = np.asarray(out, np.float64)
-    problems += _exceeding("out", got_out, ref.out, u * np.abs(ref.out) + (u + 2e-4) * ref.abs_pv + SUBNORMAL[dtype])
+    problems += _exceeding("out", got_out, ref.out, elementwise_limit(ref, dtype))
     if not problems and got_out[..., 0].size >= RMS_ROWS and not math.isnan(ref.rms):
         got_rms, allowed = _rms(got_out - ref.out), RMS_RATIO * ref.rms + 2.0**-22 * _rms(ref.abs_pv)
         if got_rms > allowed:
@@ -203,6 +206,13 @@ def check(out: Floats, lse: Floats | None, ref: Reference, dtype: str) -> list[s
             "lse", np.asarray(lse, np.float64), ref.lse, LSE_ABSOLUTE + LSE_RELATIVE * np.abs(finite)
         )
     return problems
+
+
+def elementwise_limit(ref: Reference, dtype: str) -> NDArray[np.float64]:
+    """The largest error of each element of out."""
+    u = _unit(dtype)
+    limit: NDArray[np.float64] = u * np.abs(ref.out) + (u + 2e-4) * ref.abs_pv + SUBNORMAL[dtype]
+    return limit + ref.small_pv if dtype == "fp16" else limit
 
 
 def _exceeding(name: str, got: NDArray[np.float64], want: NDArray[np.float64], limit: NDArray[np.float64]) -> list[str]:
@@ -264,8 +274,10 @@ def _logits(q: Floats, k: Floats, scale: float, softcap: float | None, mask: NDA
     return np.where(mask, s, s.dtype.type(-np.inf))
 
 
-def _softmax(logits: Floats, sink: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(weights [rows, keys], LSE [rows]) with the conventions for empty rows."""
+def _softmax(
+    logits: Floats, sink: float | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(weights [rows, keys], LSE [rows], weight of a row's largest logit) with the conventions for empty rows."""
     top = np.max(logits, axis=1, initial=-np.inf if sink is None else sink)
     shift = np.where(np.isneginf(top), 0, top)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -274,7 +286,9 @@ def _softmax(logits: Floats, sink: float | None) -> tuple[NDArray[np.float64], N
         if sink is not None:
             total = total + np.exp(sink - shift)
         lse = np.log(total) + shift
-    return np.divide(weights, total[:, None], out=np.zeros_like(weights), where=total[:, None] != 0), lse
+        largest = np.divide(1, total, out=np.zeros_like(total), where=total != 0)
+    weights = np.divide(weights, total[:, None], out=np.zeros_like(weights), where=total[:, None] != 0)
+    return weights, lse, largest
 
 
 def _weighted(p: Floats, v: Floats, mask: NDArray[np.bool_]) -> Floats:

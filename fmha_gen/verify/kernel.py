@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import FmhaGenError
 from ..manifest import KernelEntry
-from ..reference import UNIT_ROUNDOFF, Reference, check, from_bits, reference, round_to
+from ..reference import Reference, check, elementwise_limit, from_bits, reference, round_to
 from .bench import Bench
 from .buffers import Buffer, canary_problem, make_input, make_output
 from .cases import Case, inputs
@@ -152,8 +152,7 @@ class KernelCheck:
         ref = self._reference(case)
         out = from_bits(outcome.out, dtype)
         wrong = check(out, outcome.lse, ref, dtype)
-        u = UNIT_ROUNDOFF[dtype]
-        bound = u * np.abs(ref.out) + (u + 2e-4) * ref.abs_pv
+        bound = elementwise_limit(ref, dtype)
         with np.errstate(invalid="ignore"):
             error = np.where(out == ref.out, 0.0, np.abs(out - ref.out))
         share = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fmha_gen.reference import Reference, check
+from fmha_gen.reference import SUBNORMAL, Reference, check
 
 MAX_LOGITS = 2**26  # at a time
 
@@ -19,7 +19,7 @@ def reference(q: Any, k: Any, v: Any, softmax_scale: float | None = None, causal
     scale = 1 / math.sqrt(dim) if softmax_scale is None else softmax_scale
     like = {"dtype": torch.float64, "device": q.device}
     out = torch.zeros(batch, seqlen_q, heads, dim_v, **like)
-    abs_pv, single = torch.zeros_like(out), torch.zeros_like(out)
+    abs_pv, small_pv, single = (torch.zeros_like(out) for _ in range(3))
     lse = torch.full((batch, heads, seqlen_q), -math.inf, **like)
     if seqlen_k and seqlen_q and batch:
         rows = max(1, MAX_LOGITS // (heads * seqlen_k))
@@ -28,11 +28,12 @@ def reference(q: Any, k: Any, v: Any, softmax_scale: float | None = None, causal
             for r in range(0, seqlen_q, rows):
                 qb = q[b, r : r + rows].transpose(0, 1)
                 seen = _seen(r, qb.shape[1], seqlen_q, seqlen_k, q.device) if causal else None
-                o, a, lse[b, :, r : r + rows] = _in_double(qb.double(), kb.double(), vb.double(), scale, seen)
-                out[b, r : r + rows], abs_pv[b, r : r + rows] = o.transpose(0, 1), a.transpose(0, 1)
+                o, a, small, lse[b, :, r : r + rows] = _in_double(qb.double(), kb.double(), vb.double(), scale, seen)
+                for whole, part in ((out, o), (abs_pv, a), (small_pv, small)):
+                    whole[b, r : r + rows] = part.transpose(0, 1)
                 single[b, r : r + rows] = _in_single(qb, kb, vb, scale, seen).double().transpose(0, 1)
     rms = float((single - out).square().mean().sqrt()) if out.numel() else 0.0
-    return Reference(out.cpu().numpy(), lse.cpu().numpy(), abs_pv.cpu().numpy(), rms)
+    return Reference(*(t.cpu().numpy() for t in (out, lse, abs_pv, small_pv)), rms)
 
 
 def problems(out: Any, lse: Any, ref: Reference) -> list[str]:
@@ -58,8 +59,10 @@ def _softmax(logits: Any, seen: Any) -> tuple[Any, Any, Any]:
 
 def _in_double(q: Any, k: Any, v: Any, scale: float, seen: Any) -> tuple[Any, Any, Any]:
     weights, total, shift = _softmax((q @ k.transpose(1, 2)) * scale, seen)
-    weights = weights / torch.where(total == 0, 1, total)[..., None]
-    return weights @ v, weights @ v.abs(), total.log() + shift
+    total_or_1 = torch.where(total == 0, 1, total)[..., None]
+    small = weights.clamp(max=SUBNORMAL["fp16"]) / total_or_1
+    weights = weights / total_or_1
+    return weights @ v, weights @ v.abs(), small @ v.abs(), total.log() + shift
 
 
 def _in_single(q: Any, k: Any, v: Any, scale: float, seen: Any) -> Any:

@@ -221,11 +221,26 @@ def test_one_wrong_element_is_found(problem):
     u = {"bf16": 1 / 256, "fp16": 1 / 2048}[dtype]
     bad = good.copy()
     limit = u * abs(ref.out[0, 77, 1, 5]) + (u + 2e-4) * ref.abs_pv[0, 77, 1, 5]
+    if dtype == "fp16":
+        assert ref.small_pv[0, 77, 1, 5] < 1e-3 * limit, "no row of the problem is steep"
     bad[0, 77, 1, 5] = ref.out[0, 77, 1, 5] + 0.98 * limit
     assert check(bad, None, ref, dtype) == []
     bad[0, 77, 1, 5] = ref.out[0, 77, 1, 5] + 1.02 * limit
     (text,) = check(bad, None, ref, dtype)
     assert "1 of 10240" in text and "[0, 77, 1, 5]" in text
+
+
+def test_small_probabilities_in_fp16_have_half_a_subnormal_step():
+    """One key takes nearly all; P of the others is 2.4 of fp16's smallest steps, so that each loses 0.4."""
+    p = np.array([1.0] + [2.4 * 2.0**-24] * 40)
+    q, k = np.ones((1, 1, 1, 1)), np.log(p)[None, :, None, None]
+    v = np.array([0.0] + [3.0] * 40)[None, :, None, None]
+    ref = attention_fp64(q, k, v, 1.0)
+    assert ref.small_pv.item() == pytest.approx(40 * 0.5 * 2.0**-24 * 3 / p.sum(), rel=1e-12)
+    rounded = np.full((1, 1, 1, 1), round_to(p, "fp16") @ v[0, :, 0, 0] / p.sum())
+    assert check(rounded, None, ref, "fp16") == []
+    assert "1 of 1 elements" in check(rounded, None, ref, "bf16")[0], "bf16 has float32's exponents"
+    assert "1 of 1 elements" in check(rounded - 0.3 * ref.small_pv, None, ref, "fp16")[0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -26,6 +26,7 @@ def test_both_references_agree(
     want = numpy_reference(*as_numpy, "bf16", softmax_scale=scale, causal=causal)
     np.testing.assert_allclose(got.out, want.out, rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(got.abs_pv, want.abs_pv, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(got.small_pv, want.small_pv, rtol=1e-12, atol=1e-20)
     np.testing.assert_allclose(got.lse, want.lse, rtol=1e-12, atol=1e-13)
     assert got.rms == pytest.approx(want.rms, rel=0.05, abs=1e-9)
     lse = torch.from_numpy(got.lse).float()

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..arch import get_arch
 from . import registers, tmem
 from .types import Arrival, KernelPlan
 
@@ -145,7 +144,7 @@ def _warps(plan: KernelPlan) -> Table:
         )
         for r in plan.roles
     )
-    arch, regs, q_stage = get_arch(plan.spec.arch), plan.spec.registers, plan.spec.q_stage
+    regs, q_stage = plan.spec.registers, plan.spec.q_stage
     assert regs is not None and q_stage is not None
     if plan.wgmma:
         groups = plan.wgmma.consumers
@@ -155,7 +154,7 @@ def _warps(plan: KernelPlan) -> Table:
         groups, total = 3, registers.total_regs(regs, q_stage)
     note = (
         f"{plan.launch_regs} registers a thread at launch; {sum_} = {total} of "
-        f"{registers.regs_per_warpgroup_thread(arch)} per thread of the {_COUNTS[groups + 1]} warpgroups"
+        f"{plan.launch_regs * (groups + 1)} per thread of the {_COUNTS[groups + 1]} warpgroups"
     )
     columns = ("warps", "role", "threads", "registers", "setmaxnreg", "in all")
     return Table("warps x registers", columns, rows, ("threads", "registers", "in all"), note)

@@ -121,7 +121,8 @@ def _roles(spec: KernelSpec, consumers: int, arch: Arch, where: str) -> tuple[Ro
     """Consumer warpgroups first, then the load warpgroup: its first warp works, the others only give registers."""
     assert spec.registers
     regs, other = spec.registers.softmax, spec.registers.other
-    pool = arch.registers // (WARPS_PER_GROUP * 32)
+    start = _launch_regs(128 * (consumers + 1), arch)
+    pool = start * (consumers + 1)  # setmaxnreg moves what the launch was given, and waits for ever for more
     total = consumers * regs + other
     for name, value in (("softmax", regs), ("other", other)):
         if value % REG_STEP or not REG_MIN <= value <= REG_MAX:
@@ -132,10 +133,9 @@ def _roles(spec: KernelSpec, consumers: int, arch: Arch, where: str) -> tuple[Ro
     if total > pool:
         raise PlanError(
             f"{where}: registers={{softmax: {regs}, other: {other}}}: needs {consumers}x{regs} + {other} = {total} per "
-            f"thread of the {consumers + 1} warpgroups, {arch.name} has {pool} ({arch.registers} / 128); use "
-            f"softmax <= {(pool - other) // consumers // REG_STEP * REG_STEP}"
+            f"thread of the {consumers + 1} warpgroups, which are launched with {pool} ({consumers + 1}x{start}) and "
+            f"would wait for more for ever; use softmax <= {(pool - other) // consumers // REG_STEP * REG_STEP}"
         )
-    start = _launch_regs(128 * (consumers + 1), arch)
     first = WARPS_PER_GROUP * consumers
 
     def role(name: str, warp: int, warps: int, num: int) -> Role:

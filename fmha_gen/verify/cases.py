@@ -60,6 +60,7 @@ def quick_cases() -> list[Case]:
     return [
         Case("many tiles per CTA, amid NaN", 1, 257, 300, 2, 1, layout="padded", sms=1, all_seeds=True),
         Case("whole blocks only, many tiles per CTA", 1, 260, 256, 2, 1, sms=1, all_seeds=True),
+        Case("tiles longer than the ring, several per CTA", 1, 520, 790, 1, 1, sms=1),
         Case("few queries, many blocks", 1, 3, 2500, 1, 1),
         Case("one query, one key", 2, 1, 1, 6, 2),
         Case("no keys", 2, 140, 0, 1, 1, layout="padded", sms=1),

@@ -44,7 +44,7 @@ BUILT: dict[tuple[str, str], Built] = {
         q_stages=(1, 2),
         tile_ms=(128, 192),
         num_ctas=(1,),
-        schedules=("static_persistent", "longest_first", "paired"),
+        schedules=("static_persistent", "longest_first", "paired", "balanced"),
     ),
 }
 

@@ -59,6 +59,7 @@ def render(plan: KernelPlan, templates: Path | None = None) -> Rendered:
         "kernel_name": plan.symbol_prefix,
         "longest_first": plan.longest_first,
         "paired": plan.paired,
+        "balanced": plan.balanced,
         "o_aliases_q": plan.o_aliases_q,
         "spec_digest": spec.digest,
         "template_digest": template_digest(root, spec.family),

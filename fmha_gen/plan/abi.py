@@ -35,6 +35,7 @@ SCHEDULE_GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
     "static_persistent": (),
     "longest_first": (("heads_per_section", "i32"),),
     "paired": (),
+    "balanced": (),
 }
 TENSOR_MAP_ALIGN = 64
 

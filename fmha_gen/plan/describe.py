@@ -229,7 +229,17 @@ def _products(plan: KernelPlan) -> Table:
             )
         )
     columns = ("product", "M x N x K", "steps", "idesc", "A", "B", "B descriptor")
-    return Table("wgmma" if plan.wgmma else "tcgen05.mma", columns, tuple(rows), ("steps",))
+    return Table("wgmma" if plan.wgmma else "tcgen05.mma", columns, tuple(rows), ("steps",), _unseen_note(plan))
+
+
+def _unseen_note(plan: KernelPlan) -> str:
+    """What becomes of key blocks that a causal mask hides from all rows of a warpgroup."""
+    if plan.wgmma is None or plan.spec.mask != "causal":
+        return ""
+    if not plan.wgmma.skips_unseen:
+        return "key blocks that no row of a warpgroup sees: multiplied and masked"
+    most = ", ".join(f"consumer{i} up to {n}" for i, n in enumerate(plan.wgmma.unseen_blocks) if n)
+    return f"key blocks of a tile that no row of a warpgroup sees: passed without a product, {most}"
 
 
 def _model(plan: KernelPlan) -> Table:

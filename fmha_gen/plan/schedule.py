@@ -22,8 +22,19 @@ _SCHEDULES = {
         "Q tiles of a head as last, first, last but one, second, ...; a CTA takes two neighbours, then strides on",
         None,
     ),
+    "balanced": Schedule(
+        "balanced",
+        "as paired, but the last one to two rounds of pairs by size, longest first, back and forth over the CTAs; all "
+        "in pairs where a head has an odd number of Q tiles",
+        None,
+    ),
 }
-_GRID_RULE = {"static_persistent": "persistent", "longest_first": "one_per_tile", "paired": "persistent"}
+_GRID_RULE = {
+    "static_persistent": "persistent",
+    "longest_first": "one_per_tile",
+    "paired": "persistent",
+    "balanced": "persistent",
+}
 
 
 def auto_schedule(mask: str) -> tuple[str, str]:
@@ -34,10 +45,15 @@ def auto_schedule(mask: str) -> tuple[str, str]:
 
 
 def make_schedule(spec: KernelSpec, where: str) -> Schedule:
-    """Raises PlanError for a name that is none of the built schedules."""
+    """Raises PlanError for a name that is none of the built schedules, and for `balanced` without a causal mask."""
     found = _SCHEDULES.get(spec.schedule or "")
     if found is None:
         raise PlanError(f"{where}: schedule={spec.schedule!r}: not built; use one of {', '.join(_SCHEDULES)}")
+    if found.name == "balanced" and spec.mask != "causal":
+        raise PlanError(
+            f"{where}: schedule=balanced, mask={spec.mask}: sorts tiles by the keys that a causal mask leaves, and "
+            f"here all have the same; use static_persistent"
+        )
     return found
 
 

@@ -228,6 +228,8 @@ class Wgmma:
     else after its own QK and before its own PV. order: whose turn it is to issue products (``gemm``), to compute
     exponentials (``exp``), or nobody's (``none``). q_in_registers: Q is read from shared memory once a tile.
     across_tiles: the first S of a tile is computed beside the last O of the tile before, and while that O leaves.
+    unseen_blocks: per warpgroup, the most key blocks of a tile that it passes by because the mask hides them from all
+    of its rows; all 0 where it multiplies and masks them.
     o_piece_boxes: boxes of O that its buffer holds at a time.
     """
 
@@ -236,7 +238,12 @@ class Wgmma:
     order: str
     q_in_registers: bool
     across_tiles: bool
+    unseen_blocks: tuple[int, ...]
     o_piece_boxes: int
+
+    @property
+    def skips_unseen(self) -> bool:
+        return any(self.unseen_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +349,12 @@ class KernelPlan:
 
     @property
     def paired(self) -> bool:
-        return self.schedule.name == "paired"
+        """Whether CTAs take pairs of tiles, in all rounds or all but the last."""
+        return self.schedule.name in ("paired", "balanced")
+
+    @property
+    def balanced(self) -> bool:
+        return self.schedule.name == "balanced"
 
     @property
     def o_aliases_q(self) -> bool:

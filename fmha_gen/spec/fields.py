@@ -148,7 +148,7 @@ FIELDS: dict[str, Field] = {
             "schedule",
             "order in which CTAs take tiles",
             _plain("schedule"),
-            leaf=Leaf("name", choices=("static_persistent", "longest_first", "paired")),
+            leaf=Leaf("name", choices=("static_persistent", "longest_first", "paired", "balanced")),
             auto=True,
         ),
         Field(

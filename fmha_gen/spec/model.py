@@ -37,7 +37,7 @@ class KernelSpec:
     kv_stage: stages of the shared K/V ring.
     registers: setmaxnreg split; see `Registers`.
     num_ctas: CTAs of one MMA group.
-    schedule: ``static_persistent``, ``longest_first`` or, on sm_90a, ``paired``.
+    schedule: ``static_persistent``, ``longest_first`` or, on sm_90a, ``paired`` or ``balanced``.
     exp2_emulation: how many of a row's `tile_n` exponentials in a block run on the FMA pipe, an even number.
     warpgroup_order, overlap, q_in_registers, across_tiles: sm_90a only, and None elsewhere. Whose turn it is, among the
         consumer warpgroups, to issue products (``gemm``) or to compute exponentials (``exp``), or nobody's (``none``);

@@ -32,6 +32,13 @@ VARIANTS: dict[str, dict[str, object]] = {
     "d192x128-causal-q2-200-64-48": {"head_dim_qk": 192, "mask": "causal", "registers": Registers(200, 64, 48)},
     "d128-full-q2-sm103a": {"arch": "sm_103a"},
     "sm90a-d128-causal": {"arch": "sm_90a", "mask": "causal", "q_stage": None},
+    "sm90a-d256-causal": {
+        "arch": "sm_90a",
+        "head_dim_qk": 256,
+        "head_dim_v": 256,
+        "mask": "causal",
+        "q_stage": None,
+    },
     "sm90a-d192x128-full": {"arch": "sm_90a", "head_dim_qk": 192, "q_stage": None},
     "sm90a-d64-full-serial-exp-qreg": {
         "arch": "sm_90a",

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from fmha_gen.errors import PlanError
-from fmha_gen.plan import KernelPlan, describe, make_plan
+from fmha_gen.plan import KernelPlan, describe, make_plan, petri
+from fmha_gen.plan.describe import to_text
 from fmha_gen.plan.sm90 import barriers
 from fmha_gen.plan.sm90.choices import CHOICES
 from fmha_gen.render import render
@@ -108,6 +109,80 @@ def test_pipelines_across_tiles_are_proven(shape, q_stage, kv_stage):
 
 
 @pytest.mark.parametrize(
+    ("changes", "unseen"),
+    [
+        ({"tile_n": 64}, (1, 0)),  # 64 rows below the first warpgroup's: one block, wherever the diagonal falls
+        ({"tile_n": 48}, (2, 0)),  # one or two
+        ({"tile_n": 80}, (0, 0)),  # none or one
+        ({"tile_n": 64, "tile_m": 192}, (2, 1, 0)),
+        ({"tile_n": 48, "tile_m": 192}, (0, 0, 0)),  # up to three, and a ring of two stages
+        ({"tile_n": 48, "tile_m": 192, "kv_stage": 3}, (3, 2, 0)),
+        ({"tile_n": 64, "across_tiles": False}, (0, 0)),
+        ({"tile_n": 64, "mask": "full"}, (0, 0)),
+    ],
+)
+def test_unseen_blocks_are_passed_where_the_geometry_has_them(changes, unseen):
+    spec = SPEC.replace(**{"mask": "causal", "across_tiles": True, "tile_m": 128, **changes})
+    plan = make_plan(spec)
+    assert plan.wgmma is not None and plan.wgmma.unseen_blocks == unseen and findings(plan) == ()
+    source, text = render(plan).text, to_text(plan)
+    assert ("count_unseen_blocks" in source) == any(unseen)
+    assert ("passed without a product" in text) == any(unseen)
+    assert ("multiplied and masked" in text) == (plan.spec.mask == "causal" and not any(unseen))
+
+
+def test_unseen_blocks_of_the_defaults():
+    plans = {s: make_plan(SPEC.replace(head_dim_qk=s[0], head_dim_v=s[1], mask=s[2])) for s in SHAPES}
+    skipping = [s for s, plan in plans.items() if plan.wgmma is not None and plan.wgmma.skips_unseen]
+    assert skipping == [(256, 256, "causal")]
+
+
+@pytest.mark.parametrize("unseen", [(0, 0), (1, 0), (2, 0)])
+def test_the_programs_pass_unseen_blocks_but_never_all(unseen):
+    """Products by hand: 5 blocks of which 2 are unseen leave 3, and of 1 or 2 blocks one is seen."""
+    plan = make_plan(SPEC.replace(mask="causal", tile_m=128, tile_n=48, across_tiles=True))
+    for blocks in ((0,), (1,), (2,), (5,), (1, 2, 0, 5, 1)):
+        actors = barriers._actors(plan.spec, plan.smem, blocks, unseen, 1)
+        assert not petri.run(actors, {b.name: b.arrive_count for b in plan.barriers})
+        for name, most in (("consumer0.0", unseen[0]), ("consumer0.1", unseen[0]), ("consumer1.1", unseen[1])):
+            products = [op for op in actors[name] if getattr(op, "what", "").startswith("product")]
+            assert len(products) == 2 * sum(max(n - most, min(n, 1)) for n in blocks)
+
+
+def test_more_unseen_blocks_than_stages_would_wait_for_ever():
+    """The V that a warpgroup holds until its first S keeps K of the fourth block away from a ring of two stages."""
+    plan = make_plan(SPEC.replace(mask="causal", tile_m=192, tile_n=48, across_tiles=True))
+    counts = {b.name: b.arrive_count for b in plan.barriers}
+    assert not petri.run(barriers._actors(plan.spec, plan.smem, (5, 5), (2, 2, 0), 1), counts)
+    assert any("deadlock" in x for x in petri.run(barriers._actors(plan.spec, plan.smem, (5, 5), (3, 2, 0), 1), counts))
+
+
+@pytest.mark.parametrize("change", ["k", "v"])
+def test_an_unseen_block_that_is_not_released_is_found(change, monkeypatch):
+    plan = make_plan(SPEC.replace(mask="causal", tile_m=128, tile_n=64, across_tiles=True))
+    release, seen = barriers._Consumer.release, []
+
+    def forget_once(self, operand):
+        if operand == change and not seen and isinstance(self.ops[-1], petri.Wait):  # no product since it landed
+            seen.append(operand)
+            self.used[operand] += 1
+        else:
+            release(self, operand)
+
+    monkeypatch.setattr(barriers._Consumer, "release", forget_once)
+    actors = barriers._actors(plan.spec, plan.smem, (5, 5), (1, 0), 1)
+    found = petri.run(actors, {b.name: b.arrive_count for b in plan.barriers})
+    assert seen and any(word in text for text in found for word in ("deadlock", "race"))
+
+
+def test_schedules_of_the_defaults():
+    chosen = {s: make_plan(SPEC.replace(head_dim_qk=s[0], head_dim_v=s[1], mask=s[2])).schedule.name for s in SHAPES}
+    causal = {d: name for (d, _, mask), name in chosen.items() if mask == "causal"}
+    assert causal == {64: "balanced", 96: "balanced", 128: "balanced", 192: "paired", 256: "balanced"}
+    assert {name for (_, _, mask), name in chosen.items() if mask == "full"} == {"static_persistent"}
+
+
+@pytest.mark.parametrize(
     ("changes", "across"),
     [({}, True), ({"warpgroup_order": "exp"}, False), ({"overlap": False}, False), ({"q_in_registers": True}, False)],
 )
@@ -147,6 +222,7 @@ def test_a_wrong_arrive_count_is_found(name, off, across):
         ({"registers": Registers(240, 32, 32)}, r"2x240 \+ 32 = 512 .*with 504 \(3x168\) .*use softmax <= 232"),
         ({"tile_n": 240}, r"needs 294992 B SMEM \(q 32768 \+ k 122880 \+ v 122880 \+ 64 columns of o 16384 \+ mb"),
         ({"tile_n": 176, "q_stage": 2}, "use a smaller tile.n, kv_stage or q_stage"),
+        ({"schedule": "balanced"}, r"schedule=balanced, mask=full: .*use static_persistent"),
         ({"varlen": True}, "varlen=true: not built yet"),
     ],
 )

@@ -13,6 +13,7 @@ from ...spec import KernelSpec
 from .. import petri
 from ..petri import Access, Arrive, Load, Op, Span, Wait
 from ..types import Arrival, Barrier, Operand, Role, SmemBuffer
+from . import choices
 
 MBARRIER_BYTES = 8
 
@@ -60,18 +61,29 @@ def findings(
 ) -> tuple[str, ...]:
     """Everything wrong with the pipelines, for tiles of 0, 1, 2, 3 and many blocks, alone and after each other.
 
-    Each warpgroup runs as two actors, which may drift apart as its warps may.
+    Each warpgroup runs as two actors, which may drift apart as its warps may. Where warpgroups pass blocks that they do
+    not see, they do so in all tiles and in every other one: how many those are depends on where the diagonal falls.
     """
     assert spec.kv_stage
     counts = {b.name: b.arrive_count for b in table}
+    unseen = choices.unseen_blocks(spec, consumers)
     for blocks in cases(spec.kv_stage):
-        actors: dict[str, Sequence[Op]] = {"load": _load(spec, buffers, blocks)}
-        for part in range(2 * consumers):
-            actors[f"consumer{part // 2}.{part % 2}"] = _consumer(spec, buffers, blocks, part, 2 * consumers)
-        found = petri.run(actors, counts)
-        if found:
-            return tuple(f"{text} [blocks per tile {list(blocks)}]" for text in found)
+        for every in (1, 2) if any(unseen) else (1,):
+            found = petri.run(_actors(spec, buffers, blocks, unseen, every), counts)
+            if found:
+                return tuple(f"{text} [blocks per tile {list(blocks)}]" for text in found)
     return ()
+
+
+def _actors(
+    spec: KernelSpec, buffers: tuple[SmemBuffer, ...], blocks: Sequence[int], unseen: Sequence[int], every: int
+) -> dict[str, Sequence[Op]]:
+    """The programs; warpgroup g passes up to unseen[g] blocks of every tile whose number `every` divides."""
+    actors: dict[str, Sequence[Op]] = {"load": _load(spec, buffers, blocks)}
+    for part in range(2 * len(unseen)):
+        skips = [min(unseen[part // 2], max(n - 1, 0)) if i % every == 0 else 0 for i, n in enumerate(blocks)]
+        actors[f"consumer{part // 2}.{part % 2}"] = _consumer(spec, buffers, blocks, skips, part, 2 * len(unseen))
+    return actors
 
 
 def cases(kv_stage: int) -> Iterator[tuple[int, ...]]:
@@ -168,11 +180,17 @@ class _Consumer(_Program):
 
 
 def _consumer(
-    spec: KernelSpec, buffers: tuple[SmemBuffer, ...], blocks: Sequence[int], part: int, parts: int
+    spec: KernelSpec,
+    buffers: tuple[SmemBuffer, ...],
+    blocks: Sequence[int],
+    skips: Sequence[int],
+    part: int,
+    parts: int,
 ) -> list[Op]:
+    """`skips`: leading blocks of each tile, fewer than it has, that are passed without a product."""
     p = _Consumer(spec, buffers, part, parts)
     if spec.across_tiles:
-        _across_tiles(p, blocks)
+        _across_tiles(p, blocks, skips)
         return p.ops
     for n in blocks:
         if n > 0:
@@ -214,11 +232,17 @@ def _overlapped(p: _Consumer, n: int) -> None:
     p.product("v")
 
 
-def _across_tiles(p: _Consumer, blocks: Sequence[int]) -> None:
+def _across_tiles(p: _Consumer, blocks: Sequence[int], skips: Sequence[int]) -> None:
     """All tiles: as `_overlapped`, and the first S of a tile is issued with the last O of the tile before.
 
-    Not so beside a tile without keys. Q is released with the last S of its tile.
+    Not so beside a tile without keys. Q is released with the last S of its tile. Blocks that are skipped are released
+    as they land: of K before the first S, of V before the first O.
     """
+
+    def skip(operand: str, times: int) -> None:
+        for _ in range(times):
+            p.wait_full(operand)
+            p.release(operand)
 
     def product_k(left: int) -> None:
         p.product("k")
@@ -226,16 +250,19 @@ def _across_tiles(p: _Consumer, blocks: Sequence[int]) -> None:
             p.release("q")
 
     started = False  # whether the first S of the tile is
-    for n, following in zip(blocks, [*blocks[1:], 0], strict=True):
+    for i, (n, following) in enumerate(zip(blocks, [*blocks[1:], 0], strict=True)):
         if n == 0:
             p.write_o()
             continue
+        seen = n - skips[i]
         if not started:
+            skip("k", skips[i])
             p.wait_full("q")
             p.wait_full("k")
-            product_k(n - 1)
+            product_k(seen - 1)
+        skip("v", skips[i])
         p.wait_full("v")
-        for left in reversed(range(n - 1)):
+        for left in reversed(range(seen - 1)):
             p.wait_full("k")
             product_k(left)
             p.wait_full("v", ahead=1)
@@ -243,8 +270,9 @@ def _across_tiles(p: _Consumer, blocks: Sequence[int]) -> None:
         started = following > 0
         if started:
             p.wait_full("q")
+            skip("k", skips[i + 1])
             p.wait_full("k")
         p.product("v")
         p.write_o()
         if started:
-            product_k(following - 1)
+            product_k(following - skips[i + 1] - 1)

@@ -25,6 +25,7 @@ class Choice:
     overlap: bool = True
     q_in_registers: bool = False
     across_tiles: bool = False
+    schedule: str = "static_persistent"
     q_stage: int = 1
     kv_stage: int = 2
 
@@ -34,17 +35,25 @@ class Choice:
 # without at 1k / 4k / 16k: d96 causal 1.02 / 1.01 / 1.02, d128 full 1.01 / 1.02 / 1.02, (192, 128) causal 1.06 / 1.03 /
 # 1.02, (192, 128) full against 112 keys without 1.08 / 1.00 / 0.98, d256 full 1.02 / 1.02 / 1.00, d256 causal 1.02 /
 # 1.05 / 1.03; d64 full 0.98 / 0.98 / 0.99, d64 causal 1.01 / 0.98 / 1.01 and d96 full 1.03 / 0.98 / 0.99 do without.
+# balanced lets CTAs end together where pairs leave a last round part full; rate over paired's at 1k / 4k / 16k: d64
+# 0.98 / 1.02 / 1.02, d96 1.02 / 1.05 / 1.01, d128 0.97 / 1.02 / 1.04, d256 0.94 / 1.11 / 1.03 (with unseen blocks
+# skipped), but (192, 128) 0.94 / 0.98 / 0.99, which stays with pairs.
 CHOICES: dict[tuple[int, int, str], Choice] = {
     (64, 64, "full"): Choice(128, 128, "none", q_stage=2, kv_stage=3),
-    (64, 64, "causal"): Choice(128, 128, "none", q_stage=2, kv_stage=3),
+    (64, 64, "causal"): Choice(128, 128, "none", schedule="balanced", q_stage=2, kv_stage=3),
     (96, 96, "full"): Choice(128, 128, "none"),
-    (96, 96, "causal"): Choice(128, 128, across_tiles=True, q_stage=2),
+    (96, 96, "causal"): Choice(128, 128, across_tiles=True, schedule="balanced", q_stage=2),
     (128, 128, "full"): Choice(128, 128, across_tiles=True, q_stage=2),
-    (128, 128, "causal"): Choice(128, 128, across_tiles=False, q_stage=2),  # 0.95 / 0.99 / 1.03 with it
+    (128, 128, "causal"): Choice(128, 128, schedule="balanced", q_stage=2),  # 0.94 / 1.01 / 1.02 with across_tiles
     (192, 128, "full"): Choice(128, 128, across_tiles=True),
-    (192, 128, "causal"): Choice(128, 128, across_tiles=True),
+    (192, 128, "causal"): Choice(128, 128, across_tiles=True, schedule="paired"),
     (256, 256, "full"): Choice(128, 64, across_tiles=True),
-    (256, 256, "causal"): Choice(128, 64, across_tiles=True),
+    (256, 256, "causal"): Choice(128, 64, across_tiles=True, schedule="balanced"),
+}
+SCHEDULE_REASONS = {
+    "static_persistent": "every tile has the same work: CTAs stay and stride over tiles",
+    "paired": "a long and a short tile at a time: every pair has the same work, and CTAs stay",
+    "balanced": "pairs of the same work, and the last rounds by size, so that CTAs end together; measured on an H200",
 }
 SPLITS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}  # consumer warpgroups -> (consumer, load); FlashAttention-3's
 
@@ -66,6 +75,21 @@ def can_go_across_tiles(spec: KernelSpec) -> bool:
     return spec.overlap is not False and not spec.q_in_registers and spec.warpgroup_order != "exp"
 
 
+def unseen_blocks(spec: KernelSpec, consumers: int) -> tuple[int, ...]:
+    """Per consumer warpgroup the most key blocks of a tile that it passes by, as the mask hides them from all its rows.
+
+    A row sees one key more than the row above it, so that R rows below a warpgroup's own bring at least R // tile_n
+    blocks that it sees nothing of, and at most one more where R is no multiple. Built with `across_tiles`, and where
+    the first warpgroup always has such a block and never more than a ring holds: it keeps the last V of the tile
+    before until its first S is issued, and the load warp would wait for that stage. Else all 0.
+    """
+    assert spec.tile_n and spec.kv_stage
+    below = [(consumers - 1 - group) * GROUP_ROWS for group in range(consumers)]
+    most = tuple(-(-rows // spec.tile_n) for rows in below)
+    built = spec.mask == "causal" and bool(spec.across_tiles) and spec.tile_n <= below[0] and most[0] <= spec.kv_stage
+    return most if built else (0,) * consumers
+
+
 def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
     """The spec without autos, and why each was chosen."""
     best = choice_of(spec, where)
@@ -75,7 +99,6 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
     tile_m = spec.tile_m or best.tile_m
     consumers = max(tile_m // GROUP_ROWS, 1)
     regs = SPLITS.get(consumers, SPLITS[3])
-    causal = spec.mask == "causal"
     across, why_across = best.across_tiles, measured
     if across and (consumers > 2 or not can_go_across_tiles(spec)):
         across = False
@@ -94,11 +117,7 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
             f"{consumers} consumer warpgroups: FlashAttention-3's split",
         ),
         "num_ctas": (1, "CTA pairs are not built"),
-        "schedule": (
-            ("paired", "a long and a short tile at a time: every pair has the same work, and CTAs stay")
-            if causal
-            else ("static_persistent", "every tile has the same work: CTAs stay and stride over tiles")
-        ),
+        "schedule": (best.schedule, SCHEDULE_REASONS[best.schedule]),
         "exp2_emulation": (0, "sm_90a has no packed float32 arithmetic: a polynomial costs more than it frees"),
     }
     changes = {name: value for name, (value, _) in defaults.items() if getattr(spec, name) is None}

@@ -73,6 +73,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
             order=spec.warpgroup_order,
             q_in_registers=bool(spec.q_in_registers),
             across_tiles=bool(spec.across_tiles),
+            unseen_blocks=choices.unseen_blocks(spec, consumers),
             o_piece_boxes=o_piece_boxes,
         ),
     )

@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm90a-bf16-d128-causal-q2
-spec       5cb233461cb750a8b40e61103f42fed3ef72fa7553149d708cea5a364feade21
+spec       27c1f52501b631b6d2f3be110bbd20808161ff27be7203cdaffcccb37f4434e2
 templates  (digest)
 """
 
@@ -14,7 +14,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import fragment, ptx, softmax, tiles, wgmma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm90a_bf16_d128_causal_q2_5cb23346"
+KERNEL_NAME = "fmha_fwd_sm90a_bf16_d128_causal_q2_27c1f525"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: every consumer warpgroup owns 64 of ROWS_PER_TILE query rows, against blocks of TILE_N keys.
@@ -99,16 +99,28 @@ def first_tile(problem):
     than CTAs, one.
     """
     cta = cute.arch.block_idx()[0]
-    return cutlass.select_(count_tiles(problem) > ptx.grid_size(), 2 * cta, cta)
+    first = cutlass.select_(count_tiles(problem) > ptx.grid_size(), 2 * cta, cta)
+    return cutlass.select_(first_sorted_tile(problem) > 0, first, cta)
 
 
 @cute.jit
 def next_tile(tile, problem):
-    """The CTA's tile after this one: the other of its pair, or the first of its next pair."""
+    """The CTA's tile after this one: the other of its pair, the first of its next pair, or its next by size."""
     num_ctas = ptx.grid_size()
     second = tile % 2 == 1
     in_pairs = cutlass.select_(second, tile - 1 + 2 * num_ctas, tile + 1)
-    return cutlass.select_(count_tiles(problem) > num_ctas, in_pairs, tile + num_ctas)
+    cta, num_tiles, first_sorted = cute.arch.block_idx()[0], count_tiles(problem), first_sorted_tile(problem)
+    before = cutlass.select_(num_tiles > num_ctas, in_pairs, tile + num_ctas)
+    before = cutlass.select_(before < first_sorted, before, first_sorted + cta)
+    after = tiles.next_sorted_tile(tile, first_sorted, num_tiles, cta, num_ctas)
+    return cutlass.select_(tile < first_sorted, before, after)
+
+
+@cute.jit
+def first_sorted_tile(problem):
+    """Tiles from this one on are taken by size, those before it in pairs."""
+    num_m_blocks = tiles.ceil_div(problem.seqlen_q, ROWS_PER_TILE)
+    return tiles.first_sorted_tile(num_m_blocks, count_tiles(problem), ptx.grid_size())
 
 
 @cute.jit
@@ -121,7 +133,8 @@ def count_tiles(problem):
 def tile_coordinates(tile, problem):
     """(m_block, query head, batch entry) of a tile."""
     num_m_blocks = tiles.ceil_div(problem.seqlen_q, ROWS_PER_TILE)
-    return tiles.paired_order(tile, num_m_blocks, problem.num_heads_q)
+    first_sorted = first_sorted_tile(problem)
+    return tiles.balanced_order(tile, first_sorted, num_m_blocks, problem.num_heads_q, problem.batch)
 
 
 @cute.jit

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-SAMPLE_MS = 2.0  # device time of one sample, so that an event's own cost of microseconds does not show
-MAX_CALLS = 64
+SAMPLE_MS = 10.0  # device time of one sample: the clock of a card at its power limit settles within milliseconds
+MAX_CALLS = 256
 WARM_UP = 3
 
 
@@ -50,14 +50,15 @@ class Timing:
 def measure(contenders: Sequence[Contender], clock: Clock, num_sets: int, rounds: int) -> dict[str, Timing]:
     """Time every contender in `rounds` samples, taking turns, so that clocks and temperature are the same for all.
 
-    Each launch takes the next of `num_sets` input sets, as the caches have long lost the one it took last.
+    Every second round goes backwards: what a contender does to the clock falls on each of the others alike. Each launch
+    takes the next of `num_sets` input sets, as the caches have long lost the one it took last.
     """
     calls = {c.name: _calls(c, clock, num_sets) for c in contenders}
     marks: dict[str, list[tuple[int, int]]] = {c.name: [] for c in contenders}
     turn = 0
     for r in range(rounds):
         for i in range(len(contenders)):
-            contender = contenders[(r + i) % len(contenders)]
+            contender = contenders[(r + i if r % 2 == 0 else r - i) % len(contenders)]
             start = clock.record()
             for _ in range(calls[contender.name]):
                 contender.launch(turn % num_sets)

@@ -95,7 +95,8 @@ def make_ring(shape: Shape, stages: int) -> KvRing:
         for s in range(stages)
         for op in "kv"
     }
-    size = max(spans[load][1] for load in loads)
+    # Even stages hold either: with one Q tile K runs ahead, and which stage a V takes changes with the tiles' lengths.
+    size = stages * stride if kind == "even" else max(spans[load][1] for load in loads)
     waits = _ring_waits(loads, spans)
     return KvRing(
         kind=kind,

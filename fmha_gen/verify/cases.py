@@ -63,6 +63,7 @@ def quick_cases() -> list[Case]:
         Case("tiles longer than the ring, several per CTA", 1, 520, 790, 1, 1, sms=1),
         Case("few queries, many blocks", 1, 3, 2500, 1, 1),
         Case("one query, one key", 2, 1, 1, 6, 2),
+        *(Case(f"{n} keys: all columns but the first of a mask word are masked", 1, 2, n, 1, 1) for n in (33, 65, 97)),
         Case("no keys", 2, 140, 0, 1, 1, layout="padded", sms=1),
         Case("more queries than keys, one value infinite", 1, 300, 72, 2, 1, data="inf_v", layout="padded", sms=1),
         Case("ratio 7, batch, heads before rows", 2, 63, 129, 7, 1, layout="bhsd", sms=3),
@@ -74,6 +75,7 @@ def quick_cases() -> list[Case]:
         Case("row maximum falls", 1, 2, 385, 1, 1, data="falling"),
         Case("scale 0: all keys alike", 1, 65, 130, 1, 1, scale=0.0),
         Case("zero queries", 1, 5, 256, 2, 2, data="zero_q"),
+        Case("logits of -inf: all of one head, every second of the other", 1, 65, 200, 2, 2, data="minus_inf"),
     ]
 
 
@@ -134,6 +136,13 @@ def _negative(q: Floats, k: Floats) -> tuple[Floats, Floats]:
     return np.abs(q) * 4, -np.abs(k) * 4
 
 
+def _minus_inf(q: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """Keys of weight 0: all of head 0, whose rows are as rows without keys; every second one of the other heads."""
+    k[:, :, 0, 0] = -np.inf
+    k[:, 1::2, 1:, 0] = -np.inf
+    return np.abs(q) + 1, k
+
+
 def _ramp(q: Floats, k: Floats, block_logits: Floats) -> tuple[Floats, Floats]:
     """Logits that jump to block_logits[i] (natural units) at key block i, plus noise of about 1."""
     d = q.shape[3]
@@ -178,5 +187,5 @@ def _spikes(q: Floats, k: Floats) -> tuple[Floats, Floats]:
 
 GENERATORS = {
     "normal": _normal, "huge": _huge, "tiny": _tiny, "zero_q": _zero_q, "negative": _negative, "growing": _growing,
-    "leap": _leap, "inf_v": _normal, "falling": _falling, "spikes": _spikes,
+    "leap": _leap, "inf_v": _normal, "falling": _falling, "spikes": _spikes, "minus_inf": _minus_inf,
 }  # fmt: skip

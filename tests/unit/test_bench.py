@@ -126,9 +126,9 @@ def test_samples_are_interleaved_and_inputs_rotate() -> None:
 
         return Contender(name, launch)
 
-    timings = measure([contender("a", 1.0), contender("b", 4.0)], clock, num_sets=3, rounds=4)
-    assert (timings["a"].us, timings["b"].us) == (1000.0, 4000.0)
-    assert (timings["a"].calls, timings["b"].calls) == (2, 1), "samples of about 2 ms, of at least one launch"
+    timings = measure([contender("a", 5.0), contender("b", 20.0)], clock, num_sets=3, rounds=4)
+    assert (timings["a"].us, timings["b"].us) == (5000.0, 20000.0)
+    assert (timings["a"].calls, timings["b"].calls) == (2, 1), "samples of about 10 ms, of at least one launch"
     timed = log[12:]  # two times 3 + 3 launches warm up and calibrate
     assert [n for n, _ in timed] == ["a", "a", "b", "b", "a", "a"] * 2, (
         "turns alternate, so that nobody is always first"
@@ -136,15 +136,30 @@ def test_samples_are_interleaved_and_inputs_rotate() -> None:
     assert [i for _, i in timed] == [i % 3 for i in range(12)]
 
 
+def test_every_order_of_three_contenders_comes_up() -> None:
+    clock, log = MadeUpClock(), list[str]()
+
+    def contender(name: str) -> Contender:
+        def launch(i: int) -> None:
+            clock.now += 20
+            log.append(name)
+
+        return Contender(name, launch)
+
+    measure([contender(n) for n in "abc"], clock, num_sets=2, rounds=6)
+    timed = "".join(log[18:])
+    assert sorted(timed[i : i + 3] for i in range(0, 18, 3)) == ["abc", "acb", "bac", "bca", "cab", "cba"]
+
+
 def test_the_median_counts_and_the_spread_is_of_quartiles() -> None:
     clock = MadeUpClock()
-    costs = iter([2.0] * 6 + [2.0, 9.0, 2.0, 2.0, 2.0])
+    costs = iter([10.0] * 6 + [10.0, 45.0, 10.0, 10.0, 10.0])
 
     def launch(i: int) -> None:
         clock.now += next(costs)
 
     timing = measure([Contender("a", launch)], clock, 2, rounds=5)["a"]
-    assert timing.us == 2000.0 and timing.samples == (2000.0, 9000.0, 2000.0, 2000.0, 2000.0) and timing.spread == 0
+    assert timing.us == 10000.0 and timing.samples == (1e4, 4.5e4, 1e4, 1e4, 1e4) and timing.spread == 0
     assert Timing(100.0, 1, (90.0, 100.0, 110.0)).spread == pytest.approx(0.1)
 
 
@@ -231,14 +246,14 @@ def test_bench_times_the_launchers_kernel_on_rotated_inputs(gpu: FakeGpu, path: 
     report = bench_bundle(path, OPTIONS, lambda *args: seen.append(args))
     assert seen == [("d128 causal 128", 0, 2), ("d128 causal 256", 1, 2)]
     short, long = report["results"]
-    assert short["us"] == long["us"] == {"fmha_gen": 500.0} and short["calls"] == {"fmha_gen": 4}
+    assert short["us"] == long["us"] == {"fmha_gen": 500.0} and short["calls"] == {"fmha_gen": 20}
     assert short["kernel"].startswith("fmha_fwd-sm90a-bf16-d128-causal-q1-")
     assert long["kernel"].startswith("fmha_fwd-sm90a-bf16-d128-causal-q2-")
     assert long["tflops"]["fmha_gen"] == round(long["flop"] / 500e-6 / 1e12, 1)
     # a set is 3 MiB (256 tokens x 16 heads x 128 x 2 B, three times), the cache 60: 1 + 120 / 3 sets
     assert report["method"]["sets"]["d128 causal 256"] == 41
     for_long = [launch.q for launch in gpu.launches[len(gpu.launches) // 2 :]][1 + 6 :]
-    assert [q - for_long[0] for q in for_long] == [i % 41 * 2**20 for i in range(16)]
+    assert [q - for_long[0] for q in for_long] == [i % 41 * 2**20 for i in range(80)]
     assert report["device"]["limit_tflops"] == round(132 * 4096 * 1.98e9 / 1e12, 1) == 1070.5
     assert report["device"]["l2_bytes"] == 60 * 2**20 and report["bundle"]["name"] == "core"
     assert gpu.named("cuMemsetD16")[-1][2:] == (0x7FFF, 256 * 16 * 128)

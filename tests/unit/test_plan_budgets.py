@@ -79,6 +79,29 @@ def test_no_two_tiles_that_may_be_live_together_overlap_unguarded(shape: Shape) 
         seen.append((s, start, end))
 
 
+def load_order(q_stage: int, blocks: int) -> str:
+    """K and V of one tile in the order of the load warp: with one Q tile, K runs a block ahead."""
+    return "kv" * blocks if q_stage == 2 else "k" + "kv" * (blocks - 1) + "v"
+
+
+@pytest.mark.parametrize("q_stage", [1, 2])
+@pytest.mark.parametrize("tile_n", [64, 96, 128])
+@pytest.mark.parametrize("dims", [(192, 128), (128, 64), (64, 128), (128, 128)])
+def test_every_load_ends_within_the_ring_whatever_the_tiles_lengths(
+    dims: tuple[int, int], tile_n: int, q_stage: int
+) -> None:
+    shape = Shape(*dims, q_stage, tile_n=tile_n)
+    for stages in range(2, 8):
+        ring = smem.make_ring(shape, stages)
+        ends = {
+            "k": [start + ring.k_bytes for start in ring.k_offset_bytes],
+            "v": [start + ring.v_bytes for start in ring.v_offset_bytes],
+        }
+        for blocks in range(1, 2 * stages + 2):
+            loads = load_order(q_stage, blocks) * stages
+            assert max(ends[op][i % stages] for i, op in enumerate(loads)) <= ring.size_bytes, (stages, blocks)
+
+
 def test_a_paired_ring_keeps_k_in_large_and_v_in_small_stages() -> None:
     ring = smem.make_ring(Shape(192, 128, 2), 4)
     assert (ring.kind, ring.size_bytes) == ("paired", 2 * (48 + 32) * KIB)

@@ -219,6 +219,7 @@ def test_a_wrong_arrive_count_is_found(name, off, across):
         ({"head_dim_qk": 80, "head_dim_v": 80}, r"\(80, 80\).*no sm_90a template"),
         ({"registers": Registers(248, 24, 24)}, "multiples of 8 from 24 to 240"),
         ({"tile_m": 192, "registers": Registers(168, 24, 24)}, r"3x168 \+ 24 = 528 .*with 512 .*use softmax <= 160"),
+        ({"registers": Registers(240, 32, 24)}, "no correction warps; use correction: 24, as other"),
         ({"registers": Registers(240, 32, 32)}, r"2x240 \+ 32 = 512 .*with 504 \(3x168\) .*use softmax <= 232"),
         ({"tile_n": 240}, r"needs 294992 B SMEM \(q 32768 \+ k 122880 \+ v 122880 \+ 64 columns of o 16384 \+ mb"),
         ({"tile_n": 176, "q_stage": 2}, "use a smaller tile.n, kv_stage or q_stage"),

@@ -41,7 +41,7 @@ class Choice:
 CHOICES: dict[tuple[int, int, str], Choice] = {
     (64, 64, "full"): Choice(128, 128, "none", q_stage=2, kv_stage=3),
     (64, 64, "causal"): Choice(128, 128, "none", schedule="balanced", q_stage=2, kv_stage=3),
-    (96, 96, "full"): Choice(128, 128, "none"),
+    (96, 96, "full"): Choice(128, 128, "none", q_stage=2),
     (96, 96, "causal"): Choice(128, 128, across_tiles=True, schedule="balanced", q_stage=2),
     (128, 128, "full"): Choice(128, 128, across_tiles=True, q_stage=2),
     (128, 128, "causal"): Choice(128, 128, schedule="balanced", q_stage=2),  # 0.94 / 1.01 / 1.02 with across_tiles

@@ -131,6 +131,11 @@ def _roles(spec: KernelSpec, consumers: int, arch: Arch, where: str) -> tuple[Ro
                 f"{where}: registers.{name}={value}: setmaxnreg takes multiples of {REG_STEP} from {REG_MIN} to "
                 f"{REG_MAX}"
             )
+    if spec.registers.correction != other:
+        raise PlanError(
+            f"{where}: registers.correction={spec.registers.correction}: {arch.name} kernels have no correction warps; "
+            f"use correction: {other}, as other"
+        )
     if total > pool:
         raise PlanError(
             f"{where}: registers={{softmax: {regs}, other: {other}}}: needs {consumers}x{regs} + {other} = {total} per "

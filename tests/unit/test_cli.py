@@ -400,6 +400,20 @@ def test_run_and_verify_into_a_folder_are_plain_errors_before_the_work(tmp_path)
         assert message.startswith(f"{target}: cannot be written (Is a directory)")
 
 
+@pytest.mark.parametrize("damage", ["a flipped byte", "no file"])
+def test_verify_proves_nothing_of_a_damaged_cubin(tmp_path, damage):
+    """The proof names the cubin's digest. The simulator, which runs the PTX, would never look at the file."""
+    make_bundle(tmp_path / "b")
+    (cubin,) = (tmp_path / "b" / "cubin").glob("*d64*")
+    data = bytearray(cubin.read_bytes())
+    data[-1] ^= 1
+    cubin.write_bytes(data) if damage == "a flipped byte" else cubin.unlink()
+    message = plain_error(("verify", tmp_path / "b", "--quick"), "bundle")
+    assert message == plain_error(("inspect", tmp_path / "b"), "bundle")
+    assert f"{cubin}: " in message and ("sha256 is" in message or "no such file" in message)
+    assert not (tmp_path / "b" / "proof.json").exists()
+
+
 def test_any_error_of_the_system_is_a_plain_one(monkeypatch):
     def full():
         raise OSError(28, "No space left on device", "/tmp/x")

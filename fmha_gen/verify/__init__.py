@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ProblemError, SelectionError, VerifyError
+from ..errors import FileError, ProblemError, SelectionError
 from ..manifest import KernelEntry, Manifest
 from ..manifest_io import read_cubin, read_manifest, read_ptx, read_record
 from ..output_file import check_output, write_output
@@ -86,8 +86,8 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
 
     A failing kernel is in the report, not an exception; so is one for another architecture, as skipped.
 
-    Raises BundleError for a damaged bundle, SelectionError when `only` matches nothing, VerifyError when the proof
-    cannot be written or a worker died, DriverError where `cuda` has no device.
+    Raises BundleError for a damaged bundle, SelectionError when `only` matches nothing, FileError when the proof
+    cannot be written, VerifyError when a worker died, DriverError where `cuda` has no device.
     """
     start = time.perf_counter()
     if options.driver not in ("sim", "cuda"):
@@ -151,7 +151,7 @@ def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
     quick one of the same files that passed.
 
     Entries are keyed by kernel id and carry the digests of the PTX and cubin that they speak of: an entry whose digests
-    are not those of the bundle's files proves nothing about it. Raises VerifyError.
+    are not those of the bundle's files proves nothing about it. Raises FileError.
     """
     kernels = _earlier(target)
     for k in report.kernels:
@@ -209,8 +209,8 @@ def _check_writable(target: Path) -> None:
         raise _not_writable(target, e) from None
 
 
-def _not_writable(target: Path, e: OSError) -> VerifyError:
-    return VerifyError(f"{target}: cannot be written ({e.strerror}); name another place with --proof FILE")
+def _not_writable(target: Path, e: OSError) -> FileError:
+    return FileError(f"{target}: cannot be written ({e.strerror}); name another place with --proof FILE")
 
 
 __all__ = ["CaseVerdict", "KernelVerdict", "Report", "Task", "VerifyOptions", "verify_bundle", "verify_kernel"]

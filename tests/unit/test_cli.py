@@ -102,7 +102,7 @@ def test_a_value_that_nothing_could_make_right_is_wrong_usage(command, more, tmp
         (("plan", CORE, "--only", "nothing"), "spec"),
         (("inspect", "BUNDLE", "--only", "nothing"), "no_kernel"),
         ((*EXPLAIN, "--variant", "nothing"), "no_kernel"),
-        ((*RUN, "--scale", "0"), "problem"),  # the input is missing
+        ((*RUN, "--scale", "0"), "file"),  # the input is missing
     ],
 )
 def test_what_other_files_could_make_right_is_a_failure(args, code, tmp_path):
@@ -394,9 +394,9 @@ def test_run_and_verify_into_a_folder_are_plain_errors_before_the_work(tmp_path)
     np.savez(tmp_path / "in.npz", **{name: np.zeros((1, 1, 1, 64), np.float32) for name in "qkv"})
     for target, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "o.npz", "No such file or directory")):
         args = ("run", tmp_path / "no bundle", "--input", tmp_path / "in.npz", "--output", target)
-        assert f"{target}: cannot be written ({reason})" in plain_error(args, "problem")
+        assert f"{target}: cannot be written ({reason})" in plain_error(args, "file")
     for target in (str(tmp_path), "."):
-        message = plain_error(("verify", tmp_path / "b", "--proof", target), "verify")
+        message = plain_error(("verify", tmp_path / "b", "--proof", target), "file")
         assert message.startswith(f"{target}: cannot be written (Is a directory)")
 
 

@@ -101,7 +101,8 @@ class Executor(Protocol):
 def run_npz(bundle: str | os.PathLike[str], input: str, output: str, options: RunOptions) -> RunResult:
     """Read `input`, run the problem, write `output` (atomically) with ``out`` and, where the kernel gives it, ``lse``.
 
-    Raises FileError for files that the system does not open, ProblemError for what is in them, SelectionError when no kernel serves it, DriverError, SimError.
+    Raises FileError for files that the system does not open, ProblemError for what is in them,
+    SelectionError when no kernel serves it, DriverError, SimError.
     """
     arrays = read_npz(input)
     check_output(output)

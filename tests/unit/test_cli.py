@@ -452,6 +452,11 @@ def test_a_bundle_without_kernels_is_shown_as_such(tmp_path):
         message = plain_error((command, tmp_path / "b"), "no_kernel")
         assert "holds no kernel; there is nothing to" in message and "--only" not in message
     assert "--only *x*" in plain_error(("inspect", tmp_path / "b", "--only", "*x*"), "no_kernel")
+    np = pytest.importorskip("numpy")
+    np.savez(tmp_path / "in.npz", **{name: np.zeros((1, 1, 1, 64), np.float32) for name in "qkv"})
+    target = ("--input", tmp_path / "in.npz", "--output", tmp_path / "o.npz", "--driver", "sim")
+    message = plain_error(("run", tmp_path / "b", *target), "no_kernel")
+    assert message.startswith("bundle demo 1.0.0 holds no kernels; ")
 
 
 def test_run_names_a_missing_bundle(tmp_path):

@@ -155,12 +155,18 @@ def check_target(root: Path) -> None:
         if root.exists() and not root.is_dir():
             raise BundleError(f"{root}: is a file, a bundle is a folder; choose another output folder")
         strange = sorted(p.name for p in root.iterdir()) if root.exists() else []
+        absolute = root.absolute()
+    except FileNotFoundError as e:  # of the folder that we are in
+        raise BundleError(
+            f"{root}: cannot be written ({e.strerror}: the working folder was deleted); change to one that exists, or "
+            f"name the output folder by its full path"
+        ) from None
     except OSError as e:
         raise _not_writable(root, e) from None
     strange = [n for n in strange if n not in (*FOLDERS, MANIFEST_NAME, "proof.json") and not n.endswith(".tmp")]
     if strange:
         raise BundleError(f"{root}: holds {strange[0]!r}, which is no part of a bundle; choose another output folder")
-    there = next(p for p in (root, *root.absolute().parents) if p.exists())
+    there = next(p for p in (root, *absolute.parents) if p.exists())
     code = errno.ENOTDIR if not there.is_dir() else 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
     if code:
         raise _not_writable(root, OSError(code, os.strerror(code), str(there)))

@@ -387,6 +387,16 @@ def test_build_into_what_is_no_folder_is_a_plain_error_before_the_work(bad_folde
     assert f"{bad_folder}/core-0.1.0: cannot be written (" in message and str(bad_folder) in message
 
 
+def test_a_working_folder_that_was_deleted_is_named(monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    message = plain_error(("build", CORE, "--only", "*-bf16-d128-full-q2"), "bundle")
+    assert message.startswith("out/core-0.1.0: cannot be written (") and "the working folder was deleted" in message
+    monkeypatch.setattr("fmha_gen.doctor.examine", os.getcwd)
+    assert plain_error(("doctor",), "file").startswith("the working folder was deleted: No such file or directory; ")
+
+
 def test_run_and_verify_into_a_folder_are_plain_errors_before_the_work(tmp_path):
     import numpy as np
 
@@ -435,10 +445,12 @@ def test_a_full_device_behind_standard_output_is_a_plain_error(more, buffered):
     assert done.stderr.startswith("error: No space left on device; ")
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_reader_that_goes_away_ends_the_command_in_silence(buffered):
+def test_a_reader_that_goes_away_ends_the_command_in_silence(buffered, more):
+    """docs/cli.md says so: exit code 1, and nothing on standard error."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "" if buffered else "1"}
-    command = [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2"]
+    command = [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 1

@@ -120,7 +120,10 @@ def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
     """Facts that a record states twice. A plan or spec that lacks a key says nothing about it."""
     launch, serves, plan, spec = record.launch, record.serves, record.plan, record.spec
     grid: dict[str, Any] = {"name": launch.grid.name, "constants": dict(launch.grid.constants)}
-    tiles = plan.get("tiles", {})
+    tiles, copy = plan.get("tiles", {}), plan.get("serves", {})
+    if not (isinstance(tiles, dict) and isinstance(copy, dict)):
+        yield f"plan.tiles is {_short(tiles)} and plan.serves {_short(copy)}; both are mappings"
+        return
     facts: tuple[tuple[str, Any, str, dict[str, Any], str], ...] = (
         ("launch.dynamic_smem_bytes", launch.dynamic_smem_bytes, "plan", plan, "smem_bytes"),
         ("launch.threads", launch.threads, "plan", plan, "num_threads"),
@@ -143,8 +146,8 @@ def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
         yield "params are not those of plan.params"
     if "mask" in spec and serves.masks != (spec["mask"],):
         yield f"serves.masks is {serves.masks}, spec.mask says {spec['mask']!r}"
-    if "serves" in plan and (held := _differs(serves, plan["serves"])):
-        yield f"serves.{held} is {_short(getattr(serves, held))}, plan.serves says {_short(plan['serves'].get(held))}"
+    if (field := _differs(serves, copy)) is not None:
+        yield f"serves.{field} is {_short(getattr(serves, field))}, plan.serves says {_short(copy[field])}"
     yield from _spec_problems(record)
 
 
@@ -156,6 +159,9 @@ def _spec_problems(record: KernelRecord) -> Iterator[str]:
             yield f"serves.features is {record.serves.features}, the spec has no {feature}"
     if "tile_m" in spec and "q_stage" in spec:
         tile_m, q_stage = spec["tile_m"], spec["q_stage"]
+        if type(tile_m) is not int or type(q_stage) is not int:
+            yield f"spec.tile_m is {_short(tile_m)} and q_stage {_short(q_stage)}; both are whole numbers"
+            return
         # on sm_90a the stages of Q share the rows of one tile
         wanted = tile_m if record.arch == "sm_90a" else q_stage * tile_m
         if rows != wanted:

@@ -318,10 +318,10 @@ def check_layout(name: str, t: TensorArg) -> None:
     if t.address == 0:
         raise ProblemError(f"{name}: null pointer for shape {t.shape}; pass the tensor's memory")
     if t.address % align:
-        step = f"{align // item} elements" if align > item else f"{align} bytes"
+        multiple = f"{align // item} elements" if align > item else f"{align} bytes"
         raise ProblemError(
             f"{name}: pointer must be {align}-byte aligned, is at offset {t.address % align} ({t.address:#x}); "
-            f"copy the tensor or slice it at a multiple of {step}"
+            f"copy the tensor or slice it at a multiple of {multiple}"
         )
     limit = TMA_STRIDE_LIMIT_BYTES // item
     step = 1 if name == "lse" else align // item

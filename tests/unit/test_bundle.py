@@ -241,6 +241,11 @@ RULE = {"name": "persistent", "constants": {"rows": 256}}
         ),
         (both(set_to("spec", "mask", "full"), serving("features", ["softcap"])), "the spec has no softcap"),
         (set_to("plan", "serves", {"masks": ["full"], "min_rows": 0}), "serves.min_rows is 129, plan.serves says 0"),
+        (set_to("plan", "serves", None), "plan.tiles is {} and plan.serves None; both are mappings"),
+        (
+            both(set_to("spec", "tile_m", 128), set_to("spec", "q_stage", None)),
+            "spec.tile_m is 128 and q_stage None; both are whole numbers",
+        ),
         (set_to("plan", "rank", 1), "rank is 0, plan.rank says 1"),
         (set_to("plan", "tiles", {"rows_per_tile": 128}), "rows is 256, plan.tiles.rows_per_tile says 128"),
         (

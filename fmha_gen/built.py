@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .arch import ARCHS
 
 EDITIONS = (2026,)
+RESCALE_THRESHOLD_RANGE = (0, 15)  # log2 units: P reaches 2^threshold, and fp16 ends below 2^16
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ from .manifest_io import (
     manifest_text,
     read_cubin,
     read_manifest,
+    read_ptx,
     read_record,
     read_verified_file,
 )
-from .record_checks import check_ptx
 
 FOLDERS = ("records", "cubin", "ptx", "lines", "source")
 _DIGEST_CHARS = 16  # of a file's SHA-256 in its name
@@ -109,14 +109,10 @@ def check_bundle(root: str | os.PathLike[str]) -> CheckedBundle:
     """Read and verify every file of the bundle. Raises BundleError for the first thing that is wrong, by name."""
     folder = Path(root)
     manifest = read_manifest(folder)
-    ids = [k.id for k in manifest.kernels]
-    if len(set(ids)) != len(ids):
-        twice = next(i for i in ids if ids.count(i) > 1)
-        raise BundleError(f"{folder / MANIFEST_NAME}: kernel {twice} is listed twice; rebuild the bundle")
     records = tuple(read_record(folder, entry) for entry in manifest.kernels)
     for record in records:
         read_cubin(folder, record)
-        check_ptx(read_verified_file(folder, record.ptx), record, str(folder / record.ptx.path))
+        read_ptx(folder, record)
         for file in (record.line_map, record.source):
             if file is not None:
                 read_verified_file(folder, file)
@@ -159,12 +155,18 @@ def check_target(root: Path) -> None:
         if root.exists() and not root.is_dir():
             raise BundleError(f"{root}: is a file, a bundle is a folder; choose another output folder")
         strange = sorted(p.name for p in root.iterdir()) if root.exists() else []
+        absolute = root.absolute()
+    except FileNotFoundError as e:  # of the folder that we are in
+        raise BundleError(
+            f"{root}: cannot be written ({e.strerror}: the working folder was deleted); change to one that exists, or "
+            f"name the output folder by its full path"
+        ) from None
     except OSError as e:
         raise _not_writable(root, e) from None
     strange = [n for n in strange if n not in (*FOLDERS, MANIFEST_NAME, "proof.json") and not n.endswith(".tmp")]
     if strange:
         raise BundleError(f"{root}: holds {strange[0]!r}, which is no part of a bundle; choose another output folder")
-    there = next(p for p in (root, *root.absolute().parents) if p.exists())
+    there = next(p for p in (root, *absolute.parents) if p.exists())
     code = errno.ENOTDIR if not there.is_dir() else 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
     if code:
         raise _not_writable(root, OSError(code, os.strerror(code), str(there)))

@@ -77,6 +77,12 @@ class SimError(FmhaGenError):
     code = "sim"
 
 
+class FileError(FmhaGenError):
+    """A file that a command was told to read or write, and that the system does not open."""
+
+    code = "file"
+
+
 class VerifyError(FmhaGenError):
     """A kernel gave wrong numbers or unstable bits."""
 

@@ -5,7 +5,8 @@ Standard library and modules that need no more, so that the run time can use it 
     manifest = read_manifest(root)               # index; format, integrity and safety checked
     record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
     cubin = read_cubin(root, record)                  # the very bytes that were checked against digest and record
-    ptx = read_verified_file(root, record.ptx)        # any other file: size and SHA-256 checked
+    ptx = read_ptx(root, record)                      # likewise
+    lines = read_verified_file(root, record.line_map) # any other file: size and SHA-256 checked
 
 Everything that is wrong raises BundleError naming the file, what was expected and what was found.
 
@@ -30,7 +31,7 @@ from typing import Any
 from . import elf
 from .errors import BundleError
 from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, to_json
-from .record_checks import check_manifest, check_record, check_resources
+from .record_checks import check_manifest, check_ptx, check_record, check_resources
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -94,6 +95,13 @@ def read_cubin(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
     """The verified bytes of a kernel's cubin, after its ELF was checked against the record. Raises BundleError."""
     data = read_verified_file(root, record.cubin)
     check_cubin(data, record, os.path.join(root, record.cubin.path))
+    return data
+
+
+def read_ptx(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
+    """The verified bytes of a kernel's PTX, after its target and entry were checked. Raises BundleError."""
+    data = read_verified_file(root, record.ptx)
+    check_ptx(data, record, os.path.join(root, record.ptx.path))
     return data
 
 

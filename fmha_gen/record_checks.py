@@ -7,6 +7,7 @@ library only.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -14,20 +15,25 @@ from typing import Any
 
 from . import launch_rules
 from .arch import ARCHS
+from .built import RESCALE_THRESHOLD_RANGE
 from .elf import CubinKernel
 from .errors import BundleError
-from .manifest import PARAM_SIZES, KernelRecord, Manifest, Param, TensorMapRecord
+from .manifest import PARAM_SIZES, KernelEntry, KernelRecord, Manifest, Param, Serves, TensorMapRecord
 
 LSE_BASES = ("e",)
 MAX_THREADS, MAX_CLUSTER = 1024, 16  # of a block and of a cluster: CUDA's limits
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_ID = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
+_SERVES = tuple(f.name for f in dataclasses.fields(Serves))
 _TARGET = re.compile(rb"^\s*\.target\s+([A-Za-z0-9_]+)", re.MULTILINE)
 _ENTRY = re.compile(rb"\.entry\s+([\w$]+)")
 _DAMAGED = "the bundle was edited or is damaged: rebuild it, or copy it again from its source"
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Raises BundleError for an LSE base that the launcher does not speak, or a name that no file may carry."""
+    """Raises BundleError for an LSE base that the launcher does not speak, a name that no file may carry, a kernel that
+    is listed twice, and for entries that no build writes.
+    """
     if manifest.lse_base not in LSE_BASES:
         raise BundleError(
             f"{where}: lse_base is {manifest.lse_base!r}, this fmha-gen knows {', '.join(LSE_BASES)}; {_DAMAGED}"
@@ -35,6 +41,25 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     for key, value in (("name", manifest.name), ("version", manifest.version)):
         if not _NAME.fullmatch(value):
             raise BundleError(f"{where}: {key} is {value!r}; letters, digits and . _ + - make one; {_DAMAGED}")
+    seen: set[str] = set()
+    for entry in manifest.kernels:
+        if entry.id in seen:
+            raise BundleError(f"{where}: kernel {entry.id} is listed twice; {_DAMAGED}")
+        seen.add(entry.id)
+        if problem := _entry_problem(entry):
+            raise BundleError(f"{where}: {problem}; {_DAMAGED}")
+
+
+def _entry_problem(entry: KernelEntry) -> str | None:
+    """What is wrong with an entry in itself, of an id that may stand in messages and paths. Quick: opening waits."""
+    serves = entry.serves
+    if not _ID.fullmatch(entry.id):
+        return f"kernel id is {entry.id!r}; words of letters, digits and _ joined by - make one"
+    if entry.rank < 0:
+        return f"{entry.id}: rank is {entry.rank}; the lowest is 0"
+    if serves.min_rows < 0 or (serves.max_rows is not None and serves.max_rows < serves.min_rows):
+        return f"{entry.id}: serves.min_rows is {serves.min_rows} and max_rows {serves.max_rows}; no problem lies there"
+    return None
 
 
 def check_record(record: KernelRecord, where: str, params: Any = None) -> None:
@@ -94,7 +119,11 @@ def _param_problems(record: KernelRecord) -> Iterator[str]:
 def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
     """Facts that a record states twice. A plan or spec that lacks a key says nothing about it."""
     launch, serves, plan, spec = record.launch, record.serves, record.plan, record.spec
-    grid = {"name": launch.grid.name, "constants": dict(launch.grid.constants)}
+    grid: dict[str, Any] = {"name": launch.grid.name, "constants": dict(launch.grid.constants)}
+    tiles, copy = plan.get("tiles", {}), plan.get("serves", {})
+    if not (isinstance(tiles, dict) and isinstance(copy, dict)):
+        yield f"plan.tiles is {_short(tiles)} and plan.serves {_short(copy)}; both are mappings"
+        return
     facts: tuple[tuple[str, Any, str, dict[str, Any], str], ...] = (
         ("launch.dynamic_smem_bytes", launch.dynamic_smem_bytes, "plan", plan, "smem_bytes"),
         ("launch.threads", launch.threads, "plan", plan, "num_threads"),
@@ -106,14 +135,50 @@ def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
         ("serves.head_dim_v", serves.head_dim_v, "spec", spec, "head_dim_v"),
         ("serves.lse", serves.lse, "spec", spec, "lse"),
         ("arch", record.arch, "spec", spec, "arch"),
+        ("family", record.family, "spec", spec, "family"),
+        ("rank", record.rank, "plan", plan, "rank"),
+        ("launch.grid.constants.rows", grid["constants"].get("rows"), "plan.tiles", tiles, "rows_per_tile"),
     )
     for name, value, holder, held, key in facts:
         if key in held and held[key] != value:
             yield f"{name} is {_short(value)}, {holder}.{key} says {_short(held[key])}"
     if "params" in plan and plan["params"] != params and not _same_params(record.params, plan["params"]):
         yield "params are not those of plan.params"
-    if "mask" in spec and spec["mask"] not in serves.masks:
+    if "mask" in spec and serves.masks != (spec["mask"],):
         yield f"serves.masks is {serves.masks}, spec.mask says {spec['mask']!r}"
+    if (field := _differs(serves, copy)) is not None:
+        yield f"serves.{field} is {_short(getattr(serves, field))}, plan.serves says {_short(copy[field])}"
+    yield from _spec_problems(record)
+
+
+def _spec_problems(record: KernelRecord) -> Iterator[str]:
+    """Values of the spec that decide what a kernel writes: features, rows of a tile, and the range that P may reach."""
+    spec, rows = record.spec, record.launch.grid.constants.get("rows")
+    for feature in record.serves.features:
+        if "mask" in spec and not spec.get(feature):
+            yield f"serves.features is {record.serves.features}, the spec has no {feature}"
+    if "tile_m" in spec and "q_stage" in spec:
+        tile_m, q_stage = spec["tile_m"], spec["q_stage"]
+        if type(tile_m) is not int or type(q_stage) is not int:
+            yield f"spec.tile_m is {_short(tile_m)} and q_stage {_short(q_stage)}; both are whole numbers"
+            return
+        # on sm_90a the stages of Q share the rows of one tile
+        wanted = tile_m if record.arch == "sm_90a" else q_stage * tile_m
+        if rows != wanted:
+            yield f"launch.grid.constants.rows is {rows}, spec.tile_m {tile_m} and q_stage {q_stage} make {wanted}"
+    low, high = RESCALE_THRESHOLD_RANGE
+    threshold = spec.get("rescale_threshold", low)
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not low <= threshold <= high:
+        yield f"spec.rescale_threshold is {_short(threshold)}; a spec allows {low} to {high}"
+
+
+def _differs(serves: Serves, held: dict[str, Any]) -> str | None:
+    """The first field of `serves` on which a plan's copy, as JSON gave it back, says something else."""
+    for name in _SERVES:
+        value = getattr(serves, name)
+        if name in held and held[name] != (list(value) if type(value) is tuple else value):
+            return name
+    return None
 
 
 def _same_params(params: tuple[Param, ...], held: Any) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from . import output_file
 from .built import built_features
-from .errors import DriverError, FmhaGenError, ProblemError, SelectionError
+from .errors import DriverError, FileError, FmhaGenError, ProblemError, SelectionError
 from .manifest import Manifest
 from .reference import from_bits, to_bits
 from .runtime import Bundle, PreparedLaunch, TensorArg
@@ -101,7 +101,8 @@ class Executor(Protocol):
 def run_npz(bundle: str | os.PathLike[str], input: str, output: str, options: RunOptions) -> RunResult:
     """Read `input`, run the problem, write `output` (atomically) with ``out`` and, where the kernel gives it, ``lse``.
 
-    Raises ProblemError for the files' contents, SelectionError when no kernel serves it, DriverError, SimError.
+    Raises FileError for files that the system does not open, ProblemError for what is in them,
+    SelectionError when no kernel serves it, DriverError, SimError.
     """
     arrays = read_npz(input)
     check_output(output)
@@ -269,7 +270,8 @@ def check_features(manifest: Manifest, arrays: dict[str, Array], options: RunOpt
 
 
 def read_npz(path: str) -> dict[str, Array]:
-    """Arrays of an ``.npz`` file. Raises ProblemError: not readable, an array missing, unknown or of another type."""
+    """Arrays of an ``.npz`` file. Raises FileError: it cannot be opened; ProblemError: no such archive, or an array
+    missing, unknown or of another type."""
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
@@ -277,7 +279,7 @@ def read_npz(path: str) -> dict[str, Array]:
         with file:
             arrays = {name: file[name] for name in file.files}
     except OSError as e:
-        raise ProblemError(f"{path}: cannot be read ({e.strerror or e}); check the path and its permissions") from None
+        raise FileError(f"{path}: cannot be read ({e.strerror or e}); check the path and its permissions") from None
     except MemoryError:
         raise ProblemError(f"{path}: its arrays need more memory than there is; check their shapes") from None
     except (ValueError, EOFError, zipfile.BadZipFile) as e:
@@ -307,7 +309,7 @@ def _why(error: Exception) -> str:
 
 
 def write_npz(path: str, arrays: dict[str, Array]) -> None:
-    """Write an ``.npz`` file whole or not at all. Raises ProblemError when it cannot be written."""
+    """Write an ``.npz`` file whole or not at all. Raises FileError when it cannot be written."""
     try:
         output_file.write_output(Path(path), lambda file: np.savez(file, allow_pickle=False, **arrays))
     except OSError as e:
@@ -315,15 +317,15 @@ def write_npz(path: str, arrays: dict[str, Array]) -> None:
 
 
 def check_output(path: str) -> None:
-    """Raise ProblemError, before the work, when no file can be written to `path`."""
+    """Raise FileError, before the work, when no file can be written to `path`."""
     try:
         output_file.check_output(Path(path))
     except OSError as e:
         raise _not_writable(path, e) from None
 
 
-def _not_writable(path: str, e: OSError) -> ProblemError:
-    return ProblemError(f"{path}: cannot be written ({e.strerror}); choose a file in a folder of yours that exists")
+def _not_writable(path: str, e: OSError) -> FileError:
+    return FileError(f"{path}: cannot be written ({e.strerror}); choose a file in a folder of yours that exists")
 
 
 __all__ = ["FmhaGenError", "RunOptions", "RunResult", "run_arrays", "run_npz"]

@@ -7,6 +7,7 @@ A command lives in a module of its own, imported only when it runs. Exit codes: 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -137,7 +138,7 @@ def _dispatch(group: _Group, argv: list[str], as_json: bool) -> int:
         flush_output()
         return 1
     except OSError as e:  # of the machine, not of the program: a path, a full disk, a limit
-        where = f"{e.filename}: " if e.filename else ""
+        where = f"{e.filename}: " if e.filename else _lost_folder(e)
         message = f"{where}{e.strerror or e}; check the path, its permissions and the free space"
         writable = flush_output()
         print_error("file", message, as_json and writable)
@@ -151,6 +152,15 @@ def _dispatch(group: _Group, argv: list[str], as_json: bool) -> int:
             print_error("internal", f"{type(e).__name__}: {e}; this is a bug of fmha-gen", as_json=True)
             return 1
         raise
+
+
+def _lost_folder(e: OSError) -> str:
+    """What an error without a path is about, where that is the working folder: asking for a deleted one names none."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the working folder was deleted: " if e.errno == errno.ENOENT else ""
+    return ""
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

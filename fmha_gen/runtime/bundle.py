@@ -224,7 +224,8 @@ class Bundle:
         softcap, sink: need kernels built with them.
         stream: raw handle (0: legacy default stream), an object with ``__cuda_stream__`` or ``cuda_stream``; None:
         torch's current stream when q is a torch tensor, otherwise an error.
-        dtype: element type of tensors that hold bit patterns (numpy uint16). variant: a glob over kernel ids.
+        dtype: element type of tensors that hold bit patterns (numpy uint16); another than other tensors have is
+        refused. variant: a glob over kernel ids.
         num_sms: use at most this many CTAs, as on a device of that many multiprocessors (default: the device's own);
         the result does not depend on it.
 

@@ -241,14 +241,15 @@ def describe_launch(
     out as q with head_dim_v; lse (batch, num_heads_q, seqlen_q) float32, or None when it is not wanted.
     Any strides with a unit last one; 16-byte aligned addresses and strides, since the TMA unit reads them. out and lse
     share no element with another tensor.
-    dtype: element type of 16-bit integer arrays. served: dtypes that the bundle holds, for the message.
+    dtype: element type of 16-bit integer arrays; others must have it already. served: dtypes that the bundle holds, for
+    the message.
     Raises ProblemError naming the tensor, what it has and what is wanted.
     """
     mask, bounds = resolve_mask(causal, window)
     named = {"q": q, "k": k, "v": v, "out": out} | ({} if lse is None else {"lse": lse})
     tensors = {name: as_tensor(obj, name, None if name == "lse" else dtype) for name, obj in named.items()}
     _check_ranks(tensors)
-    _check_dtypes(tensors, served)
+    _check_dtypes(tensors, served, dtype)
     qs, ks = tensors["q"].shape, tensors["k"].shape
     problem = Problem(
         dtype=tensors["q"].dtype, batch=qs[0], seqlen_q=qs[1], seqlen_k=ks[1], num_heads_q=qs[2], num_heads_kv=ks[2],
@@ -275,7 +276,7 @@ def _check_ranks(tensors: Mapping[str, TensorArg]) -> None:
             raise ProblemError(f"{name}: {len(t.strides)} strides for shape {t.shape}; wanted one per axis")
 
 
-def _check_dtypes(tensors: Mapping[str, TensorArg], served: tuple[str, ...]) -> None:
+def _check_dtypes(tensors: Mapping[str, TensorArg], served: tuple[str, ...], asked: str | None) -> None:
     found = {name: t.dtype for name, t in tensors.items() if name != "lse"}
     if len(set(found.values())) > 1 or found["q"] not in ELEMENTS:
         listed = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
@@ -283,6 +284,11 @@ def _check_dtypes(tensors: Mapping[str, TensorArg], served: tuple[str, ...]) -> 
         raise ProblemError(
             f"dtype: {listed}; q, k, v and out must share one of {', '.join(served)}, which is what the bundle holds"
             f"{hint}; convert them"
+        )
+    if asked is not None and found["q"] != asked:
+        raise ProblemError(
+            f"dtype: {asked}, but q, k, v and out are {found['q']}; dtype= is for tensors that hold bit patterns "
+            f"(uint16); leave it out, or convert the tensors"
         )
     if "lse" in tensors and tensors["lse"].dtype != "float32":
         raise ProblemError(f"lse: dtype {tensors['lse'].dtype}; wanted float32; allocate it as float32")
@@ -312,9 +318,10 @@ def check_layout(name: str, t: TensorArg) -> None:
     if t.address == 0:
         raise ProblemError(f"{name}: null pointer for shape {t.shape}; pass the tensor's memory")
     if t.address % align:
+        multiple = f"{align // item} elements" if align > item else f"{align} bytes"
         raise ProblemError(
             f"{name}: pointer must be {align}-byte aligned, is at offset {t.address % align} ({t.address:#x}); "
-            f"copy the tensor or slice it at a multiple of {align // item} elements"
+            f"copy the tensor or slice it at a multiple of {multiple}"
         )
     limit = TMA_STRIDE_LIMIT_BYTES // item
     step = 1 if name == "lse" else align // item

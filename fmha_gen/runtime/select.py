@@ -99,8 +99,12 @@ def candidates(
     """
     _check_types(problem, device)
     entries = matching(manifest.kernels, arguments.glob("variant", pattern))
+    if not manifest.kernels:
+        raise SelectionError(
+            f"bundle {manifest.name} {manifest.version} holds no kernels; build a spec that makes some, or open another"
+        )
     if not entries:
-        listed = "".join(f"\n  {e.id}" for e in manifest.kernels) or "\n  (none: the bundle is empty)"
+        listed = "".join(f"\n  {e.id}" for e in manifest.kernels)
         raise SelectionError(
             f"variant {pattern!r}: matches no kernel of bundle {manifest.name} {manifest.version}; it holds:{listed}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ProblemError
 from . import arguments
+from .tensors import HOST
 
 MAX_HANDLE = 2**64 - 1
 
@@ -39,5 +40,15 @@ def _current_stream(tensor: Any, needed: bool) -> int:
     if torch is not None and isinstance(tensor, torch.Tensor) and (device := tensor.get_device()) >= 0:
         return torch._C._cuda_getCurrentRawStream(device)
     if needed:
+        if _in_host_memory(tensor):
+            raise ProblemError(
+                "q: in host memory; a CUDA launch needs q, k, v and out in device memory; copy them there "
+                "(torch: .cuda()), or open the bundle with fmha_gen.sim.driver.SimDriver"
+            )
         raise ProblemError("stream: not given, and q is no torch tensor; pass the raw handle (0: default stream)")
     return 0
+
+
+def _in_host_memory(tensor: Any) -> bool:
+    device = getattr(tensor, "device", None)  # torch's, or a TensorArg's ordinal
+    return device == HOST or getattr(device, "type", None) == "cpu" or hasattr(tensor, "__array_interface__")

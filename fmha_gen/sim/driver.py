@@ -178,7 +178,21 @@ class SimLaunch:
         self.launch = launch
 
     def __call__(self, stream: int) -> None:
+        self._check_placed()
         self._driver.execute(self._kernel, self.launch)
+
+    def _check_placed(self) -> None:
+        """Raise ProblemError for a tensor that starts outside the simulator's memory, as any host array does."""
+        for name, kind, arg in zip(self._packed.names, self._packed.kinds, self._packed.args, strict=True):
+            if isinstance(arg, TensorMapArgs):
+                name, address, empty = arg.memory, arg.address, 0 in arg.extents
+            else:
+                address, empty = (int(arg), False) if kind == "pointer" else (0, True)
+            if address and not empty and not self._driver.memory.holds(address):
+                raise ProblemError(
+                    f"{name}: {address:#x} is no memory of the simulator; place() it: "
+                    f"{name} = driver.place({name!r}, array, dtype)"
+                )
 
     def launch_at(self, addresses: Addresses, stream: int) -> None:
         """`rebind` for one call."""

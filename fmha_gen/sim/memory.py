@@ -68,6 +68,11 @@ class GlobalMemory:
             self._next = ((address + data.size + 0x1FFFF) // 0x10000) * 0x10000
         return address
 
+    def holds(self, address: int) -> bool:
+        """Whether an allocation holds the byte at `address`."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        return at >= 0 and address < self._allocs[at].end
+
     def find(self, address: int, size: int, what: str, write: bool = False) -> Allocation:
         """The allocation that holds [address, address + size). Raises Fault."""
         at = bisect.bisect_right(self._starts, address) - 1

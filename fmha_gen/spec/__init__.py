@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import SpecError
-from .built import accepted_archs, parse_arch
+from .built import accepted_archs, built_archs, parse_arch
 from .model import AUTO_FIELDS, FEATURE_FIELDS, KernelSpec, Registers
 from .reader import BundleHeader, SpecFile, read_text
 from .schema import schema
@@ -93,6 +93,8 @@ def only_arch(file: SpecFile, arch: str) -> SpecFile:
     name = parse_arch(arch)
     if name is None:
         raise SpecError([f"--arch {arch}: no known architecture; accepted are {accepted_archs()}"])
+    if name not in built_archs():
+        raise SpecError([f"--arch {name}: not built yet; accepted are {accepted_archs()}; leave --arch out"])
     if name not in file.archs:
         raise SpecError([f"--arch {name}: the spec lists {', '.join(file.archs)}; add it to archs or leave --arch out"])
     return replace(file, archs=(name,), specs=tuple(s for s in file.specs if s.arch == name))

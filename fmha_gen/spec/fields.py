@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..built import RESCALE_THRESHOLD_RANGE
 from .model import Registers
 
 
@@ -191,7 +192,7 @@ FIELDS: dict[str, Field] = {
             "growth of the row maximum, in log2 units, below which O is not rescaled "
             "(P reaches 2^threshold, and fp16 ends below 2^16)",
             _plain("rescale_threshold"),
-            leaf=Leaf("float", minimum=0, maximum=15),
+            leaf=Leaf("float", minimum=RESCALE_THRESHOLD_RANGE[0], maximum=RESCALE_THRESHOLD_RANGE[1]),
         ),
         _flag("lse", "the kernel can write the log-sum-exp; a launch may still ask for none"),
         _flag("varlen", "ragged batches by cumulative or used lengths"),

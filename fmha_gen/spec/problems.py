@@ -36,8 +36,26 @@ class Problems:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``did you mean 'x'?`` for the known word closest to `word`, or an empty string."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean {match[0]!r}?" if match else ""
+    match = closest(word, known)
+    return f"did you mean {match!r}?" if match else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` means: the only one that it abbreviates, else the likeliest, ``_`` and case apart."""
+    plain = {_plain(k): k for k in reversed(list(known))}
+    short = _plain(word)
+    starts = [k for p, k in plain.items() if p.startswith(short)] if len(short) >= _ABBREVIATION else []
+    if len(starts) == 1:
+        return starts[0]
+    match = difflib.get_close_matches(short, list(plain), n=1, cutoff=0.6)
+    return plain[match[0]] if match else None
+
+
+_ABBREVIATION = 3  # letters that may stand for a longer word
+
+
+def _plain(word: str) -> str:
+    return word.replace("_", "").lower()
 
 
 def listing(values: Iterable[object]) -> str:

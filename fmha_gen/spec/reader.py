@@ -22,7 +22,7 @@ from .fields import (
 )
 from .model import KernelSpec
 from .nodes import Map, Node, Scalar, Seq, parse
-from .problems import Problems, listing, nearest, show
+from .problems import Problems, closest, listing, nearest, show
 from .values import Choice, alternatives
 
 MAX_VARIANTS = 4096
@@ -107,6 +107,10 @@ def _explain_key(key: str, known: tuple[str, ...]) -> tuple[str, str]:
             return "misplaced key", f"move it to {place}"
     if key in BUNDLE_KEYS:
         return "misplaced key", "move it to bundle: {name: ..., version: ...}"
+    meant = closest(key, (*known, *LAUNCH_VALUES)) if in_entry or known is FILE_KEYS else None
+    if meant in LAUNCH_VALUES and meant not in known:
+        subject = LAUNCH_VALUES[meant]
+        return f"unknown key; {subject} chosen at launch, never part of a spec", _launch_fix(subject)
     return "unknown key", nearest(key, known) or f"keys here are {', '.join(known)}"
 
 

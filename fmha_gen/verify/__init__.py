@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ProblemError, SelectionError, VerifyError
+from ..errors import FileError, ProblemError, SelectionError
 from ..manifest import KernelEntry, Manifest
-from ..manifest_io import read_manifest, read_record
+from ..manifest_io import read_cubin, read_manifest, read_ptx, read_record
 from ..output_file import check_output, write_output
 from ..runtime.select import matching
 from .bench import open_bench
@@ -86,8 +86,8 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
 
     A failing kernel is in the report, not an exception; so is one for another architecture, as skipped.
 
-    Raises BundleError for a damaged bundle, SelectionError when `only` matches nothing, VerifyError when the proof
-    cannot be written or a worker died, DriverError where `cuda` has no device.
+    Raises BundleError for a damaged bundle, SelectionError when `only` matches nothing, FileError when the proof
+    cannot be written, VerifyError when a worker died, DriverError where `cuda` has no device.
     """
     start = time.perf_counter()
     if options.driver not in ("sim", "cuda"):
@@ -115,7 +115,10 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
 
 
 def _task(bundle: str | os.PathLike[str], entry: KernelEntry, options: VerifyOptions) -> Task:
+    """What a worker needs. A proof names the digests of files that were there: both are read and checked first."""
     record = read_record(bundle, entry)
+    read_cubin(bundle, record)
+    read_ptx(bundle, record)
     digests = record.ptx.sha256, record.cubin.sha256
     return Task(str(bundle), entry.id, options.driver, options.quick, options.seeds, *digests)
 
@@ -148,7 +151,7 @@ def write_proof(target: Path, manifest: Manifest, report: Report) -> None:
     quick one of the same files that passed.
 
     Entries are keyed by kernel id and carry the digests of the PTX and cubin that they speak of: an entry whose digests
-    are not those of the bundle's files proves nothing about it. Raises VerifyError.
+    are not those of the bundle's files proves nothing about it. Raises FileError.
     """
     kernels = _earlier(target)
     for k in report.kernels:
@@ -206,8 +209,8 @@ def _check_writable(target: Path) -> None:
         raise _not_writable(target, e) from None
 
 
-def _not_writable(target: Path, e: OSError) -> VerifyError:
-    return VerifyError(f"{target}: cannot be written ({e.strerror}); name another place with --proof FILE")
+def _not_writable(target: Path, e: OSError) -> FileError:
+    return FileError(f"{target}: cannot be written ({e.strerror}); name another place with --proof FILE")
 
 
 __all__ = ["CaseVerdict", "KernelVerdict", "Report", "Task", "VerifyOptions", "verify_bundle", "verify_kernel"]

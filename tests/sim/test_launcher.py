@@ -206,5 +206,13 @@ def test_tensors_of_a_gpu_and_unknown_arrays_are_refused(path: Path) -> None:
     on_gpu = TensorArg.contiguous(0x1000, (1, 20, 3, 128), "bf16", 0)
     with pytest.raises(ProblemError, match="q: on cuda:0; the simulator needs host arrays"):
         world.bundle.prepare(on_gpu, on_gpu, on_gpu, dataclasses.replace(on_gpu, address=0x100000))
+    array = np.zeros((1, 20, 3, 128), np.uint16)
+    _, qt = world.place("q", 1, 20, 3, 128)
+    _, out_t = world.place("out", 1, 20, 3, 128)
+    with pytest.raises(ProblemError, match=r"k: 0x\w+ is no memory of the simulator; place\(\) it: k = driver.place"):
+        world.bundle.attention(qt, array, qt, out_t, dtype="bf16")
+    lse = np.zeros((1, 3, 20), np.float32)
+    with pytest.raises(ProblemError, match=r"lse: 0x\w+ is no memory of the simulator; place\(\) it"):
+        world.bundle.attention(qt, qt, qt, out_t, lse=lse)
     with pytest.raises(ProblemError, match="dtype int64"):
         world.driver.place("q", np.zeros((1, 1), np.int64))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fmha_gen.errors import SelectionError, VerifyError
+from fmha_gen.errors import FileError, SelectionError
 from fmha_gen.manifest_io import read_manifest, read_record
 from fmha_gen.verify import VerifyOptions, verify_bundle
 from fmha_gen.verify.buffers import LAYOUTS, canary_problem, make_input, make_output
@@ -94,7 +94,7 @@ def test_proofs_are_kept_for_other_kernels_and_not_downgraded(core_bundle: Path,
 def test_misuse_is_refused_before_the_work(core_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match="--only nothing: matches no kernel"):
         verify_bundle(core_bundle, VerifyOptions(only="nothing"))
-    with pytest.raises(VerifyError, match="cannot be written .*--proof FILE"):
+    with pytest.raises(FileError, match="cannot be written .*--proof FILE"):
         verify_bundle(core_bundle, VerifyOptions(proof=str(tmp_path / "no such folder" / "proof.json")))
 
 

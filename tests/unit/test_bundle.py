@@ -174,6 +174,7 @@ def rewrite_record(root: Path, change) -> None:
 
     def index(data: dict) -> None:
         (entry,) = (k for k in data["kernels"] if "d128" in k["id"])
+        entry["serves"] = record["serves"]
         entry["record"] = put("records", ".json", json.dumps(record).encode())
 
     rewrite(root, index)
@@ -187,6 +188,18 @@ def set_to(*path_and_value):
         for name in path:
             record = record[name]
         record[key] = value
+
+    return change
+
+
+def serving(key: str, value: object):
+    return set_to("serves", key, value)
+
+
+def both(*changes):
+    def change(record, put):
+        for one in changes:
+            one(record, put)
 
     return change
 
@@ -222,6 +235,31 @@ RULE = {"name": "persistent", "constants": {"rows": 256}}
         (set_to("resources", "stack_bytes", 8), "stack_bytes is 0, the record says 8"),
         (set_to("resources", "code_bytes", 1), "code_bytes is 128, the record says 1"),
         (set_to("spec", "mask", "causal"), r"serves.masks is \('full',\), spec.mask says 'causal'"),
+        (
+            both(set_to("spec", "mask", "full"), serving("masks", ["full", "causal"])),
+            r"serves.masks is \('full', 'causal'\), spec.mask says 'full'",
+        ),
+        (both(set_to("spec", "mask", "full"), serving("features", ["softcap"])), "the spec has no softcap"),
+        (set_to("plan", "serves", {"masks": ["full"], "min_rows": 0}), "serves.min_rows is 129, plan.serves says 0"),
+        (set_to("plan", "serves", None), "plan.tiles is {} and plan.serves None; both are mappings"),
+        (
+            both(set_to("spec", "tile_m", 128), set_to("spec", "q_stage", None)),
+            "spec.tile_m is 128 and q_stage None; both are whole numbers",
+        ),
+        (set_to("plan", "rank", 1), "rank is 0, plan.rank says 1"),
+        (set_to("plan", "tiles", {"rows_per_tile": 128}), "rows is 256, plan.tiles.rows_per_tile says 128"),
+        (
+            both(
+                set_to("launch", "grid", {**RULE, "constants": {"rows": 1 << 40}}),
+                set_to("plan", "tiles", {"rows_per_tile": 1 << 40}),
+                set_to("spec", "tile_m", 128),
+                set_to("spec", "q_stage", 2),
+            ),
+            "rows is 1099511627776, spec.tile_m 128 and q_stage 2 make 256",
+        ),
+        (set_to("spec", "rescale_threshold", 15.5), "rescale_threshold is 15.5; a spec allows 0 to 15"),
+        (set_to("spec", "rescale_threshold", float("nan")), "rescale_threshold is nan; a spec allows 0 to 15"),
+        (set_to("spec", "rescale_threshold", "8"), "rescale_threshold is '8'; a spec allows 0 to 15"),
         (set_to("spec", "head_dim_qk", 64), "serves.head_dim_qk is 128, spec.head_dim_qk says 64"),
         (set_to("spec", "num_ctas", 2), "launch.cluster is 1, spec.num_ctas says 2"),
         (set_to("plan", "tmem_alloc_cols", 256), "resources.tmem_cols is 512, plan.tmem_alloc_cols says 256"),
@@ -252,6 +290,23 @@ def test_an_edit_with_every_digest_right_that_contradicts_nothing_is_not_found(r
 )
 def test_manifest_values_that_nothing_can_use_are_refused(root: Path, key: str, value: str, says: str):
     rewrite(root, lambda data: data.update({key: value}))
+    with pytest.raises(BundleError, match=says):
+        read_manifest(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda k: k[0].update(id="../x"), r"kernel id is '\.\./x'; words of letters"),
+        (lambda k: k[0].update(id="a b"), "kernel id is 'a b'; words of letters"),
+        (lambda k: k[0].update(rank=-1), "full-q2-01234567: rank is -1; the lowest is 0"),
+        (lambda k: k[0]["serves"].update(max_rows=128), "serves.min_rows is 129 and max_rows 128; no problem lies"),
+        (lambda k: k[0]["serves"].update(min_rows=-1), "serves.min_rows is -1 and max_rows None"),
+        (lambda k: k.append(k[0]), "kernel fmha_fwd-sm100a-bf16-d128-full-q2-01234567 is listed twice"),
+    ],
+)
+def test_entries_that_no_build_writes_are_refused_when_the_bundle_is_opened(root: Path, change, says: str):
+    rewrite(root, lambda data: change(data["kernels"]))
     with pytest.raises(BundleError, match=says):
         read_manifest(root)
 

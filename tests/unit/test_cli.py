@@ -102,7 +102,7 @@ def test_a_value_that_nothing_could_make_right_is_wrong_usage(command, more, tmp
         (("plan", CORE, "--only", "nothing"), "spec"),
         (("inspect", "BUNDLE", "--only", "nothing"), "no_kernel"),
         ((*EXPLAIN, "--variant", "nothing"), "no_kernel"),
-        ((*RUN, "--scale", "0"), "problem"),  # the input is missing
+        ((*RUN, "--scale", "0"), "file"),  # the input is missing
     ],
 )
 def test_what_other_files_could_make_right_is_a_failure(args, code, tmp_path):
@@ -387,6 +387,16 @@ def test_build_into_what_is_no_folder_is_a_plain_error_before_the_work(bad_folde
     assert f"{bad_folder}/core-0.1.0: cannot be written (" in message and str(bad_folder) in message
 
 
+def test_a_working_folder_that_was_deleted_is_named(monkeypatch, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    message = plain_error(("build", CORE, "--only", "*-bf16-d128-full-q2"), "bundle")
+    assert message.startswith("out/core-0.1.0: cannot be written (") and "the working folder was deleted" in message
+    monkeypatch.setattr("fmha_gen.doctor.examine", os.getcwd)
+    assert plain_error(("doctor",), "file").startswith("the working folder was deleted: No such file or directory; ")
+
+
 def test_run_and_verify_into_a_folder_are_plain_errors_before_the_work(tmp_path):
     import numpy as np
 
@@ -394,10 +404,24 @@ def test_run_and_verify_into_a_folder_are_plain_errors_before_the_work(tmp_path)
     np.savez(tmp_path / "in.npz", **{name: np.zeros((1, 1, 1, 64), np.float32) for name in "qkv"})
     for target, reason in ((tmp_path, "Is a directory"), (tmp_path / "no" / "o.npz", "No such file or directory")):
         args = ("run", tmp_path / "no bundle", "--input", tmp_path / "in.npz", "--output", target)
-        assert f"{target}: cannot be written ({reason})" in plain_error(args, "problem")
+        assert f"{target}: cannot be written ({reason})" in plain_error(args, "file")
     for target in (str(tmp_path), "."):
-        message = plain_error(("verify", tmp_path / "b", "--proof", target), "verify")
+        message = plain_error(("verify", tmp_path / "b", "--proof", target), "file")
         assert message.startswith(f"{target}: cannot be written (Is a directory)")
+
+
+@pytest.mark.parametrize("damage", ["a flipped byte", "no file"])
+def test_verify_proves_nothing_of_a_damaged_cubin(tmp_path, damage):
+    """The proof names the cubin's digest. The simulator, which runs the PTX, would never look at the file."""
+    make_bundle(tmp_path / "b")
+    (cubin,) = (tmp_path / "b" / "cubin").glob("*d64*")
+    data = bytearray(cubin.read_bytes())
+    data[-1] ^= 1
+    cubin.write_bytes(data) if damage == "a flipped byte" else cubin.unlink()
+    message = plain_error(("verify", tmp_path / "b", "--quick"), "bundle")
+    assert message == plain_error(("inspect", tmp_path / "b"), "bundle")
+    assert f"{cubin}: " in message and ("sha256 is" in message or "no such file" in message)
+    assert not (tmp_path / "b" / "proof.json").exists()
 
 
 def test_any_error_of_the_system_is_a_plain_one(monkeypatch):
@@ -421,10 +445,12 @@ def test_a_full_device_behind_standard_output_is_a_plain_error(more, buffered):
     assert done.stderr.startswith("error: No space left on device; ")
 
 
+@pytest.mark.parametrize("more", [[], ["--json"]])
 @pytest.mark.parametrize("buffered", [True, False])
-def test_a_reader_that_goes_away_ends_the_command_in_silence(buffered):
+def test_a_reader_that_goes_away_ends_the_command_in_silence(buffered, more):
+    """docs/cli.md says so: exit code 1, and nothing on standard error."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "" if buffered else "1"}
-    command = [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2"]
+    command = [sys.executable, "-m", "fmha_gen", "plan", CORE, "--only", "*-bf16-d64-full-q2", *more]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 1
@@ -438,6 +464,11 @@ def test_a_bundle_without_kernels_is_shown_as_such(tmp_path):
         message = plain_error((command, tmp_path / "b"), "no_kernel")
         assert "holds no kernel; there is nothing to" in message and "--only" not in message
     assert "--only *x*" in plain_error(("inspect", tmp_path / "b", "--only", "*x*"), "no_kernel")
+    np = pytest.importorskip("numpy")
+    np.savez(tmp_path / "in.npz", **{name: np.zeros((1, 1, 1, 64), np.float32) for name in "qkv"})
+    target = ("--input", tmp_path / "in.npz", "--output", tmp_path / "o.npz", "--driver", "sim")
+    message = plain_error(("run", tmp_path / "b", *target), "no_kernel")
+    assert message.startswith("bundle demo 1.0.0 holds no kernels; ")
 
 
 def test_run_names_a_missing_bundle(tmp_path):

@@ -32,7 +32,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "resources": (BASE, set()),
     "output_file": (set(), set()),
     "elf": (BASE, set()),
-    "record_checks": (BASE | {"arch", "elf", "launch_rules", "manifest"}, set()),
+    "record_checks": (BASE | {"arch", "built", "elf", "launch_rules", "manifest"}, set()),
     "manifest_io": (BASE | {"manifest", "elf", "record_checks"}, set()),
     "spec": (BASE | {"arch", "built"}, {"yaml"}),
     "plan": (BASE | {"arch", "manifest", "launch_rules", "spec"}, set()),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fmha_gen.errors import ProblemError
+from fmha_gen.errors import FileError, FmhaGenError
 from fmha_gen.output_file import check_output, write_output
 from fmha_gen.run import read_npz, write_npz
 
@@ -39,7 +39,7 @@ def test_a_device_stays_a_device(tmp_path: Path, minor: int, full: bool) -> None
     except PermissionError:
         pytest.skip("needs the right to make and open a device node")
     if full:
-        with pytest.raises(ProblemError, match="device: cannot be written .No space left on device"):
+        with pytest.raises(FileError, match="device: cannot be written .No space left on device"):
             write_npz(str(device), {"out": np.ones(3)})
     else:
         write_npz(str(device), {"out": np.ones(3)})
@@ -95,6 +95,6 @@ def test_inputs_that_are_no_arrays_are_refused_without_advice_to_unpickle_them(t
         (".", r": cannot be read \(Is a directory\); check the path"),
         ("huge.npy", "huge.npy: (its arrays need more memory than there is|cannot be read)"),
     ):
-        with pytest.raises(ProblemError, match=words) as e:
+        with pytest.raises(FmhaGenError, match=words) as e:
             read_npz(str(tmp_path / name))
         assert "pickle" not in str(e.value)

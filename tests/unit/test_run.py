@@ -12,7 +12,7 @@ import pytest
 
 from fmha_gen import run
 from fmha_gen.built import BUILT
-from fmha_gen.errors import BundleError, DriverError, ProblemError, SelectionError
+from fmha_gen.errors import BundleError, DriverError, FileError, ProblemError, SelectionError
 from fmha_gen.run import RunOptions, check_features, gives_lse, read_npz, run_npz, with_outputs, write_npz
 from fmha_gen.runtime.cuda import CudaDriver
 from tests.launcher_fixtures import FakeCuda, make_record, small_manifest, write_bundle
@@ -40,7 +40,7 @@ def test_bad_inputs_are_named_with_their_file(tmp_path: Path, changes: dict[str,
 
 
 def test_files_that_are_no_npz(tmp_path: Path) -> None:
-    with pytest.raises(ProblemError, match="nowhere.npz: cannot be read"):
+    with pytest.raises(FileError, match="nowhere.npz: cannot be read"):
         read_npz(str(tmp_path / "nowhere.npz"))
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(ProblemError, match="text.npz: cannot be read"):
@@ -55,7 +55,7 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 
 def test_outputs_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "out dir (1)" / "out.npz"
-    with pytest.raises(ProblemError, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         write_npz(str(target), {"out": np.ones(3)})
     target.parent.mkdir()
     write_npz(str(target), {"out": np.ones(3)})
@@ -65,7 +65,7 @@ def test_outputs_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run.np, "savez", fail)
-    with pytest.raises(ProblemError, match="No space left on device"):
+    with pytest.raises(FileError, match="No space left on device"):
         write_npz(str(target), {"out": np.zeros(3)})
     with np.load(target) as kept:
         assert (kept["out"] == 1).all()

@@ -288,6 +288,24 @@ def test_r01_every_launch_goes_to_the_stream_it_was_given(tmp_path: Path) -> Non
         bundle.attention(**named)
 
 
+def test_tensors_in_host_memory_are_said_to_be(tmp_path: Path) -> None:
+    """Without a stream too, which is looked at first: a torch tensor on the CPU is still a torch tensor."""
+    torch, numpy = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    bundle = open_bundle(tmp_path, FakeCuda())
+    for tensor in (torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16), numpy.zeros((1, 2, 1, 128), numpy.uint16)):
+        with pytest.raises(ProblemError, match=r"^q: in host memory; .* copy them there \(torch: .cuda\(\)\)"):
+            bundle.attention(tensor, tensor, tensor, tensor)
+
+
+def test_a_dtype_that_contradicts_the_tensors_is_refused_whatever_is_cached(tmp_path: Path) -> None:
+    """dtype= says what bit patterns are; it converts nothing."""
+    bundle = open_bundle(tmp_path, FakeCuda(), make_record())
+    for _ in range(2):
+        bundle.attention(**moved(tensors(), 0), stream=5, dtype="bf16")
+        with pytest.raises(ProblemError, match=r"^dtype: fp16, but q, k, v and out are bf16; .*bit patterns"):
+            bundle.attention(**moved(tensors(), 0), stream=5, dtype="fp16")
+
+
 def test_r01_stream_objects() -> None:
     class Protocol:
         def __cuda_stream__(self) -> tuple[int, int]:
@@ -560,9 +578,7 @@ def test_rebound_small_maps_lose_bit_85_again(tmp_path: Path) -> None:
 )
 def test_a_cached_call_is_never_used_for_other_options(tmp_path: Path, change: dict[str, Any]) -> None:
     api = FakeCuda()
-    bundle = open_bundle(
-        tmp_path, api, make_record(), make_record(q_stage=1), make_record(mask="causal"), make_record(q_stage=1)
-    )
+    bundle = open_bundle(tmp_path, api, make_record(), make_record(q_stage=1), make_record(mask="causal"))
     bundle.attention(**moved(tensors(), 0), stream=5)
     bundle.attention(**moved(tensors(), 0), stream=5, **change)
     bundle.attention(**moved(tensors(), 0), stream=5, **change)

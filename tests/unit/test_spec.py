@@ -13,7 +13,7 @@ import yaml
 
 from fmha_gen.errors import SpecError
 from fmha_gen.resources import data_dir
-from fmha_gen.spec import KernelSpec, Registers, check_identities, read_specs, read_text, schema
+from fmha_gen.spec import KernelSpec, Registers, check_identities, only_arch, read_specs, read_text, schema
 from fmha_gen.spec.built import BUILT
 from fmha_gen.spec.fields import FIELDS
 from fmha_gen.spec.model import AUTO_FIELDS
@@ -123,8 +123,10 @@ def test_arch_option_takes_any_spelling_and_refuses_others():
     assert len(read_specs([path], arch="10.0a").specs) == 32
     with pytest.raises(SpecError, match="--arch 99z: no known architecture; accepted are sm_100a"):
         read_specs([path], arch="99z")
-    with pytest.raises(SpecError, match="--arch sm_103a: the spec lists sm_100a, sm_90a"):
+    with pytest.raises(SpecError, match="--arch sm_103a: not built yet; accepted are sm_100a .*; leave --arch out"):
         read_specs([path], arch="103a")
+    with pytest.raises(SpecError, match="--arch sm_90a: the spec lists sm_100a; add it to archs"):
+        only_arch(only_arch(read_specs([path]), "sm_100a"), "90a")
 
 
 def test_id_is_readable_part_and_digest():

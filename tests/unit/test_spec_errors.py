@@ -62,6 +62,9 @@ def test_all_problems_at_once_in_file_order():
     "line, part",
     [
         ("kv_stagee: 3", "s.yaml:8: kernels[0].kv_stagee: unknown key; did you mean 'kv_stage'?"),
+        ("kvstage: 3", "unknown key; did you mean 'kv_stage'?"),
+        ("softmaxscale: 1", "kernels[0].softmaxscale: unknown key; softmax_scale is chosen at launch, never part of"),
+        ("num_head_kv: 1", "unknown key; head counts and their ratio are chosen at launch"),
         ("head_dim_v: 128", "unknown key; write head_dim: {qk: ..., v: ...}"),
         ("tile_n: 64", "unknown key; write tile: {n: ...}"),
         ("causal: true", "unknown key; write mask: causal"),
@@ -97,6 +100,11 @@ def test_one_problem(line, part):
     assert len(found) == 1
     assert part in found[0]
     assert found[0].startswith("s.yaml:8: kernels[0].")
+
+
+def test_an_abbreviated_key_is_recognised():
+    found = entry_problems("registers: {corr: 64}")
+    assert "s.yaml:8: kernels[0].registers.corr: unknown key; did you mean 'correction'?" in found
 
 
 def test_c04_a_float_written_1e_3_is_a_number_and_its_quoted_form_a_type_error():

@@ -152,20 +152,11 @@ def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
 
 
 def _spec_problems(record: KernelRecord) -> Iterator[str]:
-    """Values of the spec that decide what a kernel writes: features, rows of a tile, and the range that P may reach."""
-    spec, rows = record.spec, record.launch.grid.constants.get("rows")
+    """Values of the spec that decide what a kernel writes: features, and the range that P may reach."""
+    spec = record.spec
     for feature in record.serves.features:
         if "mask" in spec and not spec.get(feature):
             yield f"serves.features is {record.serves.features}, the spec has no {feature}"
-    if "tile_m" in spec and "q_stage" in spec:
-        tile_m, q_stage = spec["tile_m"], spec["q_stage"]
-        if type(tile_m) is not int or type(q_stage) is not int:
-            yield f"spec.tile_m is {_short(tile_m)} and q_stage {_short(q_stage)}; both are whole numbers"
-            return
-        # on sm_90a the stages of Q share the rows of one tile
-        wanted = tile_m if record.arch == "sm_90a" else q_stage * tile_m
-        if rows != wanted:
-            yield f"launch.grid.constants.rows is {rows}, spec.tile_m {tile_m} and q_stage {q_stage} make {wanted}"
     low, high = RESCALE_THRESHOLD_RANGE
     threshold = spec.get("rescale_threshold", low)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not low <= threshold <= high:

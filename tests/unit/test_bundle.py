@@ -242,21 +242,8 @@ RULE = {"name": "persistent", "constants": {"rows": 256}}
         (both(set_to("spec", "mask", "full"), serving("features", ["softcap"])), "the spec has no softcap"),
         (set_to("plan", "serves", {"masks": ["full"], "min_rows": 0}), "serves.min_rows is 129, plan.serves says 0"),
         (set_to("plan", "serves", None), "plan.tiles is {} and plan.serves None; both are mappings"),
-        (
-            both(set_to("spec", "tile_m", 128), set_to("spec", "q_stage", None)),
-            "spec.tile_m is 128 and q_stage None; both are whole numbers",
-        ),
         (set_to("plan", "rank", 1), "rank is 0, plan.rank says 1"),
         (set_to("plan", "tiles", {"rows_per_tile": 128}), "rows is 256, plan.tiles.rows_per_tile says 128"),
-        (
-            both(
-                set_to("launch", "grid", {**RULE, "constants": {"rows": 1 << 40}}),
-                set_to("plan", "tiles", {"rows_per_tile": 1 << 40}),
-                set_to("spec", "tile_m", 128),
-                set_to("spec", "q_stage", 2),
-            ),
-            "rows is 1099511627776, spec.tile_m 128 and q_stage 2 make 256",
-        ),
         (set_to("spec", "rescale_threshold", 15.5), "rescale_threshold is 15.5; a spec allows 0 to 15"),
         (set_to("spec", "rescale_threshold", float("nan")), "rescale_threshold is nan; a spec allows 0 to 15"),
         (set_to("spec", "rescale_threshold", "8"), "rescale_threshold is '8'; a spec allows 0 to 15"),

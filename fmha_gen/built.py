@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from .arch import ARCHS
 
 EDITIONS = (2026,)
-RESCALE_THRESHOLD_RANGE = (0, 15)  # log2 units: P reaches 2^threshold, and fp16 ends below 2^16
+# log2 units. Beyond 8, FlashAttention-4's, the largest P of a row is rounded so often instead of being 1 that the RMS
+# error leaves the tolerance (1.41 times the reference's at 15, steep rows).
+RESCALE_THRESHOLD_RANGE = (0, 8)
 
 
 @dataclass(frozen=True, slots=True)

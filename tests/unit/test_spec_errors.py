@@ -90,8 +90,8 @@ def test_all_problems_at_once_in_file_order():
         ("lse: 1", "1 is a whole number; true or false is needed"),
         ("lse: auto", "'auto' is text; true or false is needed"),
         ("softcap: 50.0", "the value is given at launch"),
-        ("rescale_threshold: .inf", ".inf is not allowed; allowed is 0 to 15"),
-        ("rescale_threshold: 16", "allowed is 0 to 15"),
+        ("rescale_threshold: .inf", ".inf is not allowed; allowed is 0 to 8"),
+        ("rescale_threshold: 16", "allowed is 0 to 8"),
         ("schedule: longest", "did you mean 'longest_first'?"),
     ],
 )

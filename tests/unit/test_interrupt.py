@@ -97,7 +97,7 @@ def test_a_compiler_ends_with_a_build_that_is_killed(tmp_path: Path):
     """SIGKILL: the build can end nothing; the compiler sees its standard input close."""
     work = tmp_path / "fmha-gen-x"
     work.mkdir()
-    (work / "kernel.py").write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(100)\n")
+    (work / "kernel.py").write_text("import pathlib, time\npathlib.Path('started').touch()\ntime.sleep(1000)\n")
     job = {"source": str(work / "kernel.py"), "arch": "sm_100a", "dsl": DSL_VERSION, "cuda_major": CUDA_MAJOR}
     (work / "job.json").write_text(json.dumps(job))
     command = [sys.executable, "-m", "fmha_gen.compiler.child", "job.json"]
@@ -110,21 +110,29 @@ def test_a_compiler_ends_with_a_build_that_is_killed(tmp_path: Path):
     compiler = int(build.stdout.readline())
     wait_until((work / "started").exists)
     build.kill()
-    build.communicate()
-    wait_until(lambda: not is_running(compiler))
+    build.wait()
+    try:
+        wait_until(lambda: not is_running(compiler))
+    finally:
+        build.stdout.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(compiler, signal.SIGKILL)
     assert not work.exists()
 
 
 BUILD = """
 import subprocess, sys, time
-child = subprocess.Popen(sys.argv[2:], cwd=sys.argv[1], stdin=subprocess.PIPE, start_new_session=True)
+null = subprocess.DEVNULL
+child = subprocess.Popen(
+    sys.argv[2:], cwd=sys.argv[1], stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
+)
 print(child.pid, flush=True)
 time.sleep(100)
 """
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 30
     while not true():
         assert time.monotonic() < end, "in time"
         time.sleep(0.05)

@@ -54,6 +54,15 @@ def flops(b, h, sq, sk, d, dv, causal):
     return full / 2 if causal else full
 
 
+def read_indices(folders: list[str]) -> list[dict]:
+    """`read_index` of several bundles; then each kernel's name starts with its bundle's."""
+    out = []
+    for folder in map(Path, folders):
+        prefix = f"{folder.name}/" if len(folders) > 1 else ""
+        out += [{**r, "name": prefix + r["name"]} for r in read_index(folder)]
+    return out
+
+
 def read_index(folder: Path) -> list[dict]:
     """What the launches below need of each kernel of a bundle."""
     out = []
@@ -428,8 +437,7 @@ def worker(args):
     import torch
     from cuda.bindings import driver as cu
 
-    folder = Path(args.folder)
-    index = read_index(folder)
+    index = read_indices(args.folders)
     state = (
         json.loads(Path(args.state).read_text()) if Path(args.state).exists() else {"bad": {}, "rows": [], "done": []}
     )
@@ -485,7 +493,7 @@ def profile(args):
     import torch
     from cuda.bindings import driver as cu
 
-    index = {r["name"].split()[0]: r for r in read_index(Path(args.folder))}
+    index = {r["name"].split()[0]: r for r in read_indices(args.folders)}
     torch.zeros(1, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
     num_sms = torch.cuda.get_device_properties(0).multi_processor_count
@@ -541,7 +549,7 @@ def report(rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="a bundle of sm_90a kernels")
+    parser.add_argument("folders", nargs="+", help="bundles of sm_90a kernels")
     parser.add_argument("--out", default="results.json")
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--rounds", type=int, default=7)
@@ -569,7 +577,7 @@ def main():
             sys.executable,
             "-u",
             __file__,
-            args.folder,
+            *args.folders,
             "--worker",
             "--seconds",
             str(left),

@@ -221,10 +221,6 @@ def load_matrices(addr: Int32) -> list[Int32]:
     )
 
 
-def block_boundary(never_negative: Int32) -> None:
-    """End a basic block here: arithmetic stays on its side of this point.
-
-    ptxas moves arithmetic freely across barriers and waits of a block. The argument is a value that is never negative
-    but that the compiler cannot know; the branch is never taken.
-    """
-    inline_ptx("{ .reg .pred p; setp.lt.s32 p, {$r0}, 0;\nAGAIN:\n@p bra AGAIN;\n}", read_only_args=[never_negative])
+def opaque(value: Int32) -> Int32:
+    """`value`, of which the compiler knows nothing: what derives from it is computed here, not ahead of a loop."""
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])

@@ -21,7 +21,7 @@ _CONSTRAINTS = {"i32": "r", "i64": "l", "f32": "f"}
 
 
 @dsl_user_op
-def _asm(code, floats=(), words=(), reads=(), new_floats=0, *, loc=None, ip=None) -> tuple[list[Any], list[Any]]:
+def tied_asm(code, floats=(), words=(), reads=(), new_floats=0, *, loc=None, ip=None) -> tuple[list[Any], list[Any]]:
     """Inline asm on tied registers: operands are `new_floats` written ones, then `floats`, `words`, then `reads`.
 
     Returns (float32 results, 32-bit results): new and tied ones. The DSL's own `inline_ptx` has read-write operands
@@ -53,9 +53,14 @@ def desc_low(addr: Int32, desc: int) -> Int32:
     return (addr >> 4) | Int32(desc & 0xFFFFFFFF)
 
 
+def desc_address(low: Int32) -> Int32:
+    """Shared address in the low word of a matrix descriptor."""
+    return (low & 0x3FFF) << 4
+
+
 def wait(pending: int, floats=(), words=()) -> tuple[list[Any], list[Any]]:
     """Wait until at most `pending` products of this warpgroup are in flight; the registers passed are then complete."""
-    return _asm(f"wgmma.wait_group.sync.aligned {pending};", floats=floats, words=words)
+    return tied_asm(f"wgmma.wait_group.sync.aligned {pending};", floats=floats, words=words)
 
 
 def product_ss(n: int, fmt: str, a_low: Int32, b_low: Int32, desc_a: int, desc_b: int, a_steps, b_steps) -> list[Any]:
@@ -71,7 +76,7 @@ def product_ss(n: int, fmt: str, a_low: Int32, b_low: Int32, desc_a: int, desc_b
             f"add.s32 t, ${num_acc + 1}, {b_step // 16}; mov.b64 db, {{t, {desc_b >> 32:#x}}};\n"
             f"{_mma(n, fmt)} {_operands(0, num_acc)}, da, db, {_scale_d(step)}, 1, 1, 0, 0;"
         )
-    return _asm(_block(steps), reads=[a_low, b_low], new_floats=num_acc)[0]
+    return tied_asm(_block(steps), reads=[a_low, b_low], new_floats=num_acc)[0]
 
 
 def product_rs(
@@ -94,7 +99,7 @@ def product_rs(
             f" {_scale_d(0 if fresh else 1)}, 1, 1, {int(b_mn_major)};"
         )
     new = num_acc if acc is None else 0
-    return _asm(_block(steps), floats=acc or (), words=a_words, reads=[b_low], new_floats=new)
+    return tied_asm(_block(steps), floats=acc or (), words=a_words, reads=[b_low], new_floats=new)
 
 
 def _block(steps: list[str]) -> str:

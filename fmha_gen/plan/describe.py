@@ -72,7 +72,7 @@ _CHOICES = (
     *("dtype", "head_dim_qk", "head_dim_v", "mask", "q_stage", "tile_m", "tile_n", "kv_stage", "registers", "num_ctas"),
     *("schedule", "exp2_emulation", "rescale_threshold", "lse"),
 )
-_SM90_CHOICES = ("warpgroup_order", "overlap", "q_in_registers", "across_tiles")
+_SM90_CHOICES = ("warpgroup_order", "overlap", "q_in_registers", "across_tiles", "recompute_s")
 
 
 def _choices(plan: KernelPlan) -> Table:

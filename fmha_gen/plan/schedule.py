@@ -62,15 +62,15 @@ def grid_rule(schedule: Schedule, rows_per_tile: int) -> Rule:
     return Rule(_GRID_RULE[schedule.name], {"rows": rows_per_tile})
 
 
-def serves_all(spec: KernelSpec) -> Serves:
-    """A variant that is as good a choice for any number of rows."""
+def serves_from(spec: KernelSpec, rows: int) -> Serves:
+    """A variant that is the better choice from so many query rows on; the kernel serves any number."""
     return Serves(
         dtype=spec.dtype,
         head_dim_qk=spec.head_dim_qk,
         head_dim_v=spec.head_dim_v,
         masks=(spec.mask,),
         features=spec.features,
-        min_rows=0,
+        min_rows=rows,
         max_rows=None,
         lse=spec.lse,
     )

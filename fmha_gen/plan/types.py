@@ -228,6 +228,8 @@ class Wgmma:
     else after its own QK and before its own PV. order: whose turn it is to issue products (``gemm``), to compute
     exponentials (``exp``), or nobody's (``none``). q_in_registers: Q is read from shared memory once a tile.
     across_tiles: the first S of a tile is computed beside the last O of the tile before, and while that O leaves.
+    recompute_s: S is not kept beside its exponentials, but computed again where they overflow; K and Q are released
+    later for that.
     unseen_blocks: per warpgroup, the most key blocks of a tile that it passes by because the mask hides them from all
     of its rows; all 0 where it multiplies and masks them.
     o_piece_boxes: boxes of O that its buffer holds at a time.
@@ -238,6 +240,7 @@ class Wgmma:
     order: str
     q_in_registers: bool
     across_tiles: bool
+    recompute_s: bool
     unseen_blocks: tuple[int, ...]
     o_piece_boxes: int
 

@@ -181,6 +181,13 @@ FIELDS: dict[str, Field] = {
             auto=True,
         ),
         Field(
+            "recompute_s",
+            "sm_90a: S is not kept beside its exponentials, but computed again in the rare block where they overflow",
+            _plain("recompute_s"),
+            leaf=_FLAG,
+            auto=True,
+        ),
+        Field(
             "exp2_emulation",
             "exponentials of a row per KV block that run on the FMA pipe instead of the MUFU",
             _plain("exp2_emulation"),

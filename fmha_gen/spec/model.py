@@ -39,10 +39,11 @@ class KernelSpec:
     num_ctas: CTAs of one MMA group.
     schedule: ``static_persistent``, ``longest_first`` or, on sm_90a, ``paired`` or ``balanced``.
     exp2_emulation: how many of a row's `tile_n` exponentials in a block run on the FMA pipe, an even number.
-    warpgroup_order, overlap, q_in_registers, across_tiles: sm_90a only, and None elsewhere. Whose turn it is, among the
-        consumer warpgroups, to issue products (``gemm``) or to compute exponentials (``exp``), or nobody's (``none``);
-        whether softmax of a block runs under the PV product of the one before; whether Q is kept in registers; whether
-        the first QK of a tile is issued with the last PV of the tile before.
+    warpgroup_order, overlap, q_in_registers, across_tiles, recompute_s: sm_90a only, and None elsewhere. Whose turn it
+        is, among the consumer warpgroups, to issue products (``gemm``) or to compute exponentials (``exp``), or
+        nobody's (``none``); whether softmax of a block runs under the PV product of the one before; whether Q is kept
+        in registers; whether the first QK of a tile is issued with the last PV of the tile before; whether S is
+        computed again where a block's exponentials overflow, instead of being kept until they are known not to.
     rescale_threshold: growth of the row maximum, in log2 units, below which O is not rescaled.
     lse: the kernel can write the log-sum-exp (a launch may still pass a null pointer).
     source: ``file:line`` of the entry that made the variant; no part of equality or identity.
@@ -66,6 +67,7 @@ class KernelSpec:
     overlap: bool | None = None
     q_in_registers: bool | None = None
     across_tiles: bool | None = None
+    recompute_s: bool | None = None
     rescale_threshold: float = 8.0
     lse: bool = True
     varlen: bool = False
@@ -153,5 +155,5 @@ class KernelSpec:
 
 AUTO_FIELDS = ("q_stage", "tile_m", "tile_n", "kv_stage", "registers", "num_ctas", "schedule", "exp2_emulation")
 FEATURE_FIELDS = ("varlen", "paged_kv", "sink", "softcap", "pack_gqa", "split_kv")
-SM90_FIELDS = ("warpgroup_order", "overlap", "q_in_registers", "across_tiles")
+SM90_FIELDS = ("warpgroup_order", "overlap", "q_in_registers", "across_tiles", "recompute_s")
 OPTIONAL_FIELDS = ("lse", *FEATURE_FIELDS, "page_size", *SM90_FIELDS)

@@ -170,6 +170,37 @@ def test_m02_m03_m06_l01_closed_forms(torch_kernels: Kernels) -> None:
             assert (out[:, n == 0] == 0).all() and (lse[..., n == 0] == -math.inf).all(), where
 
 
+@pytest.mark.parametrize("step", [4, 6, 30, 68, 70, 85, 90, 200, 900])
+def test_rows_that_outgrow_the_blocks_before(torch_kernels: Kernels, step: float) -> None:
+    """Logits that jump by `step` four times on the way to the first keys, and by other amounts in other rows of a warp.
+
+    Exponentials with the shift of the blocks before stay small, grow, or overflow float32 (from 88 on), side by side.
+    """
+    for sq, sk in ((257, 1300), (70, 1411), (1, 900)):
+        q, k, v = torch_kernels.qkv(1, sq, sk, 4, 2)
+        q, k = q * 0.1, k * 0.1
+        for row, part in enumerate((1.0, 0.0, 0.5, -1.0, 1 / 64)):
+            q[:, row::5, :, 0] = part
+        for jumps, key in enumerate((1100, 700, 300, 3), 1):
+            k[:, min(key, sk - 1), :, 0] = jumps * step
+        torch_kernels.check(q, k, v, f"{sq} x {sk}, steps of {step}", softmax_scale=1.0)
+
+
+def test_a_nan_row_beside_others(torch_kernels: Kernels) -> None:
+    from tests.device.torch_reference import problems, reference
+
+    q, k, v = torch_kernels.qkv(2, 150, 900, 2, 1)
+    q[:, 37] = 0
+    ref = reference(q, k, v, None, torch_kernels.causal)
+    bad = q.clone()
+    bad[1, 37, 0, 3] = math.nan
+    for kernel, out, lse in torch_kernels.each(bad, k, v):
+        assert out[1, 37, 0].isnan().all() and lse[1, 0, 37].isnan(), kernel
+        out[1, 37, 0] = v[1, : torch_kernels.seen(150, 900)[37], 0].double().mean(0)
+        lse[1, 0, 37] = math.log(torch_kernels.seen(150, 900)[37])
+        assert not problems(out, lse, ref), kernel
+
+
 def test_leaks_of_keys_that_no_row_sees(torch_kernels: Kernels) -> None:
     """NaN and infinity in key blocks beyond a causal tile's reach change no bit of it.
 

@@ -39,6 +39,14 @@ VARIANTS: dict[str, dict[str, object]] = {
         "mask": "causal",
         "q_stage": None,
     },
+    "sm90a-d64-causal-192-rows": {
+        "arch": "sm_90a",
+        "head_dim_qk": 64,
+        "head_dim_v": 64,
+        "mask": "causal",
+        "q_stage": None,
+        "tile_m": 192,
+    },
     "sm90a-d192x128-full": {"arch": "sm_90a", "head_dim_qk": 192, "q_stage": None},
     "sm90a-d64-full-serial-exp-qreg": {
         "arch": "sm_90a",

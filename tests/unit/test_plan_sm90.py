@@ -196,6 +196,36 @@ def test_tiles_follow_each_other_where_the_other_choices_allow_it(changes, acros
             make_plan(with_it)
 
 
+@pytest.mark.parametrize(
+    ("changes", "recompute"),
+    [
+        ({}, False),
+        ({"head_dim_qk": 96, "head_dim_v": 96}, True),
+        ({"head_dim_qk": 96, "head_dim_v": 96, "kv_stage": 2}, False),
+        ({"head_dim_qk": 96, "head_dim_v": 96, "tile_n": 144}, False),
+        ({"head_dim_qk": 96, "head_dim_v": 96, "q_in_registers": True}, False),
+        ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192}, True),
+        ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192, "tile_n": 96, "kv_stage": 2}, True),
+        ({"tile_m": 192, "tile_n": 64, "q_in_registers": True}, False),
+    ],
+)
+def test_s_is_computed_again_where_registers_or_stages_are_for_it(changes, recompute):
+    assert make_plan(SPEC.replace(**changes)).wgmma.recompute_s is recompute
+    if changes.get("q_in_registers"):
+        with pytest.raises(PlanError, match=r"s.yaml:7: recompute_s=true: .*use q_in_registers: false"):
+            make_plan(SPEC.replace(recompute_s=True, **changes))
+
+
+@pytest.mark.parametrize(("mask", "rows"), [("full", 3072), ("causal", 8192)])
+def test_192_rows_are_for_long_sequences(mask, rows):
+    spec = SPEC.replace(head_dim_qk=64, head_dim_v=64, mask=mask)
+    short, long = make_plan(spec), make_plan(spec.replace(tile_m=192))
+    assert (short.serves.min_rows, long.serves.min_rows) == (0, rows)
+    assert short.rank > long.rank and short.serves.max_rows is long.serves.max_rows is None
+    assert (long.spec.tile_n, long.spec.kv_stage, long.wgmma.consumers) == (112, 3, 3)
+    assert make_plan(SPEC.replace(tile_m=192, tile_n=64)).serves.min_rows == 0
+
+
 @pytest.mark.parametrize("name", ["q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty"])
 @pytest.mark.parametrize("off", [-1, 1])
 @pytest.mark.parametrize("across", [True, False])

@@ -55,9 +55,13 @@ def test_core_is_the_full_product():
     ]
     blackwell = [s for s in file.specs if s.arch == "sm_100a"]
     assert [(s.dtype, (s.head_dim_qk, s.head_dim_v), s.mask, s.q_stage) for s in blackwell] == wanted
-    hopper = [(s.dtype, (s.head_dim_qk, s.head_dim_v), s.mask) for s in file.specs if s.arch == "sm_90a"]
+    hopper = [(s.tile_m, s.dtype, (s.head_dim_qk, s.head_dim_v), s.mask) for s in file.specs if s.arch == "sm_90a"]
     assert hopper == [
-        (dtype, dim, mask) for dtype in ("bf16", "fp16") for dim in (*dims, (256, 256)) for mask in ("full", "causal")
+        (tile_m, dtype, dim, mask)
+        for tile_m, of_tile in ((None, (*dims, (256, 256))), (192, dims[:1]))
+        for dtype in ("bf16", "fp16")
+        for dim in of_tile
+        for mask in ("full", "causal")
     ]
     assert all(s.lse and s.features == () for s in file.specs) and len(blackwell) + len(hopper) == len(file.specs)
 
@@ -156,6 +160,7 @@ CHANGES = {
     "overlap": True,
     "q_in_registers": True,
     "across_tiles": True,
+    "recompute_s": True,
     "rescale_threshold": 0.0,
     "lse": False,
     "varlen": True,

@@ -25,6 +25,7 @@ class Choice:
     overlap: bool = True
     q_in_registers: bool = False
     across_tiles: bool = False
+    recompute_s: bool = False
     schedule: str = "static_persistent"
     q_stage: int = 1
     kv_stage: int = 2
@@ -38,17 +39,25 @@ class Choice:
 # balanced lets CTAs end together where pairs leave a last round part full; rate over paired's at 1k / 4k / 16k: d64
 # 0.98 / 1.02 / 1.02, d96 1.02 / 1.05 / 1.01, d128 0.97 / 1.02 / 1.04, d256 0.94 / 1.11 / 1.03 (with unseen blocks
 # skipped), but (192, 128) 0.94 / 0.98 / 0.99, which stays with pairs.
+# recompute_s frees the registers of S at the price of K that is released only after softmax: worth it where a third
+# stage makes up for that. d96 full, three stages, over S kept and two: 1.02 / 1.02 / 1.04, causal 1.05 / 1.03 / 1.03;
+# with two stages d128 full 0.98, d256 causal 0.97 at 16k.
 CHOICES: dict[tuple[int, int, str], Choice] = {
     (64, 64, "full"): Choice(128, 128, "none", q_stage=2, kv_stage=3),
     (64, 64, "causal"): Choice(128, 128, "none", schedule="balanced", q_stage=2, kv_stage=3),
-    (96, 96, "full"): Choice(128, 128, "none", q_stage=2),
-    (96, 96, "causal"): Choice(128, 128, across_tiles=True, schedule="balanced", q_stage=2),
+    (96, 96, "full"): Choice(128, 128, across_tiles=True, recompute_s=True, kv_stage=3),
+    (96, 96, "causal"): Choice(128, 128, across_tiles=True, recompute_s=True, schedule="balanced", kv_stage=3),
     (128, 128, "full"): Choice(128, 128, across_tiles=True, q_stage=2),
     (128, 128, "causal"): Choice(128, 128, schedule="balanced", q_stage=2),  # 0.94 / 1.01 / 1.02 with across_tiles
     (192, 128, "full"): Choice(128, 128, across_tiles=True),
     (192, 128, "causal"): Choice(128, 128, across_tiles=True, schedule="paired"),
     (256, 256, "full"): Choice(128, 64, across_tiles=True),
     (256, 256, "causal"): Choice(128, 64, across_tiles=True, schedule="balanced"),
+}
+# Of three consumer warpgroups, as a spec asks for by tile.m: the better choice from so many query rows on.
+CHOICES_OF_192_ROWS: dict[tuple[int, int, str], tuple[Choice, int]] = {
+    (64, 64, "full"): (Choice(192, 112, "none", recompute_s=True, kv_stage=3), 3072),
+    (64, 64, "causal"): (Choice(192, 112, "none", recompute_s=True, kv_stage=3, schedule="balanced"), 8192),
 }
 SCHEDULE_REASONS = {
     "static_persistent": "every tile has the same work: CTAs stay and stride over tiles",
@@ -60,7 +69,10 @@ SPLITS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}  # consumer warpgroups -> (c
 
 def choice_of(spec: KernelSpec, where: str) -> Choice:
     """The tuned choice of a shape; PlanError where no kernel of that shape has been run."""
-    found = CHOICES.get((spec.head_dim_qk, spec.head_dim_v, spec.mask))
+    shape = (spec.head_dim_qk, spec.head_dim_v, spec.mask)
+    if spec.tile_m == 192 and shape in CHOICES_OF_192_ROWS:
+        return CHOICES_OF_192_ROWS[shape][0]
+    found = CHOICES.get(shape)
     if found is None:
         shapes = ", ".join(sorted({f"({d}, {dv})" for d, dv, _ in CHOICES}))
         raise PlanError(
@@ -68,6 +80,12 @@ def choice_of(spec: KernelSpec, where: str) -> Choice:
             f"use one of {shapes} with mask full or causal"
         )
     return found
+
+
+def rows_preferred_from(spec: KernelSpec) -> int:
+    """The number of query rows from which on a kernel is the better choice among those of its shape."""
+    _, rows = CHOICES_OF_192_ROWS.get((spec.head_dim_qk, spec.head_dim_v, spec.mask), (None, 0))
+    return rows if spec.tile_m == 192 else 0
 
 
 def can_go_across_tiles(spec: KernelSpec) -> bool:
@@ -94,10 +112,15 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
     """The spec without autos, and why each was chosen."""
     best = choice_of(spec, where)
     measured = "fastest of the variants measured on an H200; docs/sm90-tuning.md"
-    if spec.tile_n is not None or spec.tile_m is not None or spec.kv_stage is not None:
-        best = replace(best, q_stage=1, kv_stage=2)  # more may not fit beside other blocks
     tile_m = spec.tile_m or best.tile_m
     consumers = max(tile_m // GROUP_ROWS, 1)
+    recompute, why_recompute = best.recompute_s, measured
+    if any(getattr(spec, name) not in (None, getattr(best, name)) for name in ("tile_m", "tile_n", "kv_stage")):
+        best = replace(best, q_stage=1, kv_stage=2)  # more may not fit beside other blocks
+        recompute = consumers > 2
+        why_recompute = f"{consumers} consumer warpgroups have registers {'only for one' if recompute else 'for both'}"
+    if recompute and spec.q_in_registers:
+        recompute, why_recompute = False, "computes S again from Q in shared memory"
     regs = SPLITS.get(consumers, SPLITS[3])
     across, why_across = best.across_tiles, measured
     if across and (consumers > 2 or not can_go_across_tiles(spec)):
@@ -112,6 +135,7 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
         "overlap": (best.overlap, measured),
         "q_in_registers": (best.q_in_registers, measured),
         "across_tiles": (across, why_across),
+        "recompute_s": (recompute, why_recompute),
         "registers": (
             Registers(regs[0], regs[1], regs[1]),
             f"{consumers} consumer warpgroups: FlashAttention-3's split",

@@ -41,6 +41,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
     barriers.check(table, spec, consumers, buffers, where)
     order = schedule.make_schedule(spec, where)
     qk, pv = _products(spec, operands)
+    preferred_from = choices.rows_preferred_from(spec)
     threads = sum(r.num_threads for r in roles)
     return KernelPlan(
         spec=spec,
@@ -64,8 +65,8 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
         schedule=order,
         params=abi.make_params(spec, operands, arch),
         grid=schedule.grid_rule(order, spec.tile_m),
-        serves=schedule.serves_all(spec),
-        rank=0,
+        serves=schedule.serves_from(spec, preferred_from),
+        rank=0 if preferred_from else 1,
         model=_model(spec, arch),
         wgmma=Wgmma(
             consumers=consumers,
@@ -73,6 +74,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
             order=spec.warpgroup_order,
             q_in_registers=bool(spec.q_in_registers),
             across_tiles=bool(spec.across_tiles),
+            recompute_s=bool(spec.recompute_s),
             unseen_blocks=choices.unseen_blocks(spec, consumers),
             o_piece_boxes=o_piece_boxes,
         ),
@@ -110,6 +112,10 @@ def _check_tiles(spec: KernelSpec, where: str) -> None:
         raise PlanError(
             f"{where}: across_tiles=true: built for overlapped products with Q in shared memory; use overlap: true, "
             f"q_in_registers: false and warpgroup_order none or gemm"
+        )
+    if spec.recompute_s and spec.q_in_registers:
+        raise PlanError(
+            f"{where}: recompute_s=true: S is computed again from Q in shared memory; use q_in_registers: false"
         )
     if spec.kv_stage is None or spec.kv_stage < 2:
         raise PlanError(

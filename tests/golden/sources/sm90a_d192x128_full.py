@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm90a-bf16-d192x128-full-q1
-spec       33966fe8a04861c8edb22e413ef008714dca16abcd66f6f11c8f1122468ddd43
+spec       a575931f5df22c3c1fafff70eb5f02ba793a6888772e8692e26f07310f2ce0a8
 templates  (digest)
 """
 
@@ -14,7 +14,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import fragment, ptx, softmax, tiles, wgmma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm90a_bf16_d192x128_full_q1_33966fe8"
+KERNEL_NAME = "fmha_fwd_sm90a_bf16_d192x128_full_q1_a575931f"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: every consumer warpgroup owns 64 of ROWS_PER_TILE query rows, against blocks of TILE_N keys.
@@ -162,7 +162,7 @@ def consumer_role(tma_o, mbar, smem, problem, group):
         first_row = m_block * ROWS_PER_TILE + group * GROUP_ROWS
         row = first_row + warp * WARP_ROWS + lane // 4
         keys = (count_keys(row, problem), count_keys(row + 8, problem))
-        num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
+        num_unmasked = cutlass.min(count_quick_blocks(first_row, problem), num_blocks)
         o = [Float32(0.0)] * (HEAD_DIM_V // 2)
         sums = [Float32(0.0)] * 2
         q_empty = mbar + Q_EMPTY_MBAR + 8 * q_stage
@@ -173,7 +173,8 @@ def consumer_role(tma_o, mbar, smem, problem, group):
             s = mask(s, keys, left * TILE_N, lane)
         shift = [Float32(NO_MAX)] * 2
         k_ready = Int32(0)
-        p, o, shift, sums = first_block(s, o, shift, sums, problem)
+        rows, shift, sums, _ = exact_rows(s, shift, sums, problem)
+        p = softmax.pack(fragment.merge(rows), PACK_FORMAT)
         ptx.mbarrier_wait(mbar + V_FULL_MBAR + 8 * v_stage, v_parity)
         num_masked = num_blocks - num_unmasked
         for _ in cutlass.range(cutlass.max(num_masked - 1, Int32(0)), unroll=1):
@@ -357,16 +358,25 @@ def mask(s, keys, key, lane):
 
 
 @cute.jit
-def interleave(words0, words1):
-    """P words of both rows in the order of an A operand."""
-    return [word for pair in zip(words0, words1, strict=True) for word in pair]
+def count_quick_blocks(first_row, problem):
+    """Leading key blocks that every row from `first_row` on sees whole."""
+    return count_unmasked_blocks(first_row, problem)
 
 
 @cute.jit
-def first_block(s, o, shift, sums, problem):
-    """Softmax of a tile's first block, whose maxima nothing is known of."""
-    p, shift, block_sums, factors = exact_block(s, shift, [Float32(Float32.inf)] * 2, problem)
-    return p, o, shift, [sums[r] * factors[r] + block_sums[r] for r in range(2)]
+def exact_rows(s, shift, sums, problem):
+    """Softmax of a block by its maxima, whatever came before: a row's first key may be in it.
+
+    Returns (elements of both rows, shifts, sums, factors of what came before).
+    """
+    rows, shift, block_sums, factors = exact_block(s, shift, [Float32(Float32.inf)] * 2, problem)
+    return rows, shift, [sums[r] * factors[r] + block_sums[r] for r in range(2)], factors
+
+
+@cute.jit
+def interleave(words0, words1):
+    """P words of both rows in the order of an A operand."""
+    return [word for pair in zip(words0, words1, strict=True) for word in pair]
 
 
 @cute.jit
@@ -384,7 +394,8 @@ def settle(s, p, o, shift, sums, block_sums, problem):
     """Keep P and its sums where they are small enough; else move the shifts of the rows that are not. Rare."""
     if ptx.any_above(block_sums[0], block_sums[1], MAX_SUM):
         large = [fragment.quad_max(x) for x in block_sums]
-        p, shift, block_sums, factors = exact_block(s, shift, large, problem)
+        rows, shift, block_sums, factors = exact_block(s, shift, large, problem)
+        p = softmax.pack(fragment.merge(rows), PACK_FORMAT)
         o = fragment.scale_rows(o, factors)
         sums = [sums[r] * factors[r] for r in range(2)]
     return p, o, shift, [sums[r] + block_sums[r] for r in range(2)]
@@ -392,7 +403,7 @@ def settle(s, p, o, shift, sums, block_sums, problem):
 
 @cute.jit
 def exact_block(s, shift, large, problem):
-    """Softmax of one block by its maxima. Returns (P words, shifts, sums of the block, factors of what came before).
+    """Softmax of one block by its maxima. Returns (elements, shifts, sums of the block, factors of what came before).
 
     A row's shift, in log2 units, becomes minus its scaled maximum if that has grown and the row's sum in `large` (the
     largest of its four threads) is above MAX_SUM or NaN. Its factor is by how much it moved, so that its own rounding
@@ -410,7 +421,7 @@ def exact_block(s, shift, large, problem):
         factors.append(cute.arch.exp2(new_shift[r] - shift[r]))
     rows = [fragment.exponentials(rows[r], scale_log2, new_shift[r]) for r in range(2)]
     sums = [fragment.total(rows[r]) for r in range(2)]
-    return softmax.pack(fragment.merge(rows), PACK_FORMAT), new_shift, sums, factors
+    return rows, new_shift, sums, factors
 
 
 @cute.jit

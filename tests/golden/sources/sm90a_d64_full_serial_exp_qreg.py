@@ -1,7 +1,7 @@
 """Forward attention kernel, rendered by fmha_gen; edit its templates, not this file.
 
 kernel     fmha_fwd-sm90a-bf16-d64-full-q2
-spec       6b9ec1628ed922c63a9f59ab19fbbeef7dadf0c1f129d0a6115056ced878ce3f
+spec       1b0a0cb0a95cd78b75604c4b618cba9051ce2d1efdb72bf9d59992d3c2c40414
 templates  (digest)
 """
 
@@ -14,7 +14,7 @@ from cutlass.experimental.cuda import TensorMap, TensorMapSwizzle, create_tensor
 from fmha_gen.device import fragment, ptx, softmax, tiles, wgmma
 from fmha_gen.device.problem import Problem
 
-KERNEL_NAME = "fmha_fwd_sm90a_bf16_d64_full_q2_6b9ec162"
+KERNEL_NAME = "fmha_fwd_sm90a_bf16_d64_full_q2_1b0a0cb0"
 DTYPE, PACK_FORMAT = cutlass.BFloat16, "bf16"
 
 # Tiles: every consumer warpgroup owns 64 of ROWS_PER_TILE query rows, against blocks of TILE_N keys.
@@ -155,7 +155,7 @@ def consumer_role(tma_o, mbar, smem, problem, group):
         row = first_row + warp * WARP_ROWS + lane // 4
         if num_blocks > 0:
             keys = (count_keys(row, problem), count_keys(row + 8, problem))
-            num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
+            num_unmasked = cutlass.min(count_quick_blocks(first_row, problem), num_blocks)
             num_masked = num_blocks - num_unmasked
             ptx.mbarrier_wait(mbar + Q_FULL_MBAR + 8 * q_stage, q_parity)
             q = load_q_fragment(smem + SMEM_Q + q_stage * Q_TILE_BYTES, group, warp, lane)
@@ -199,17 +199,16 @@ def serial_block(
     """S = Q K^T, softmax and O += P V of one block; the other warpgroups keep the tensor core busy meanwhile."""
     ptx.mbarrier_wait(mbar + K_FULL_MBAR + 8 * k_stage, k_parity)
     s = start_qk(smem, q, k_stage)
+    # Ahead of the wait for S, which ties softmax to its turn: ptxas moves arithmetic across barriers.
+    take_turn(group)
     s, q = wgmma.wait(0, s, q)
     release(mbar + K_EMPTY_MBAR + 8 * k_stage, lane)
     if cutlass.const_expr(masked is not None):
         s = mask(s, masked[0], masked[1], lane)
-    take_turn(group)
-    ptx.block_boundary(problem.seqlen_q)
     words0, sum0 = quick_row(s, 0, shift, problem.softmax_scale_log2)
     words1, sum1 = quick_row(s, 1, shift, problem.softmax_scale_log2)
-    ptx.block_boundary(problem.seqlen_q)
-    pass_turn(group)
     p, o, shift, sums = settle(s, interleave(words0, words1), o, shift, sums, [sum0, sum1], problem)
+    pass_turn(group)
     ptx.mbarrier_wait(mbar + V_FULL_MBAR + 8 * v_stage, v_parity)
     o, p = start_pv(smem, p, o, v_stage)
     o, p = wgmma.wait(0, o, p)
@@ -274,6 +273,12 @@ def mask(s, keys, key, lane):
 
 
 @cute.jit
+def count_quick_blocks(first_row, problem):
+    """Leading key blocks that every row from `first_row` on sees whole."""
+    return count_unmasked_blocks(first_row, problem)
+
+
+@cute.jit
 def interleave(words0, words1):
     """P words of both rows in the order of an A operand."""
     return [word for pair in zip(words0, words1, strict=True) for word in pair]
@@ -294,7 +299,8 @@ def settle(s, p, o, shift, sums, block_sums, problem):
     """Keep P and its sums where they are small enough; else move the shifts of the rows that are not. Rare."""
     if ptx.any_above(block_sums[0], block_sums[1], MAX_SUM):
         large = [fragment.quad_max(x) for x in block_sums]
-        p, shift, block_sums, factors = exact_block(s, shift, large, problem)
+        rows, shift, block_sums, factors = exact_block(s, shift, large, problem)
+        p = softmax.pack(fragment.merge(rows), PACK_FORMAT)
         o = fragment.scale_rows(o, factors)
         sums = [sums[r] * factors[r] for r in range(2)]
     return p, o, shift, [sums[r] + block_sums[r] for r in range(2)]
@@ -302,7 +308,7 @@ def settle(s, p, o, shift, sums, block_sums, problem):
 
 @cute.jit
 def exact_block(s, shift, large, problem):
-    """Softmax of one block by its maxima. Returns (P words, shifts, sums of the block, factors of what came before).
+    """Softmax of one block by its maxima. Returns (elements, shifts, sums of the block, factors of what came before).
 
     A row's shift, in log2 units, becomes minus its scaled maximum if that has grown and the row's sum in `large` (the
     largest of its four threads) is above MAX_SUM or NaN. Its factor is by how much it moved, so that its own rounding
@@ -320,7 +326,7 @@ def exact_block(s, shift, large, problem):
         factors.append(cute.arch.exp2(new_shift[r] - shift[r]))
     rows = [fragment.exponentials(rows[r], scale_log2, new_shift[r]) for r in range(2)]
     sums = [fragment.total(rows[r]) for r in range(2)]
-    return softmax.pack(fragment.merge(rows), PACK_FORMAT), new_shift, sums, factors
+    return rows, new_shift, sums, factors
 
 
 @cute.jit

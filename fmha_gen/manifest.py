@@ -20,7 +20,7 @@ from typing import Any
 
 from .errors import BundleError
 
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (2, 0)
 
 # Order of parameters in every kernel: tensor maps, pointers, 64-bit integers, then 32-bit values.
 PARAM_SIZES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
@@ -140,7 +140,10 @@ class KernelEntry:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """Everything about one kernel."""
+    """What a launcher needs of one kernel, and the files that hold the rest.
+
+    spec: canonical. plan: JSON of the kernel's plan, which no launch reads.
+    """
 
     id: str
     family: str
@@ -148,7 +151,6 @@ class KernelRecord:
     build_digest: str
     symbol: str
     spec: dict[str, Any]
-    plan: dict[str, Any]
     serves: Serves
     rank: int
     params: tuple[Param, ...]
@@ -156,6 +158,7 @@ class KernelRecord:
     resources: Resources
     cubin: FileRecord
     ptx: FileRecord
+    plan: FileRecord
     line_map: FileRecord | None = None
     source: FileRecord | None = None
 
@@ -199,8 +202,13 @@ def id_matches(kernel_id: str, pattern: str) -> bool:
 
 
 def to_json(obj: Any) -> str:
-    """Deterministic JSON text of a manifest dataclass, with a final newline."""
-    return json.dumps(dataclasses.asdict(obj), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    """`json_text` of a manifest dataclass."""
+    return json_text(dataclasses.asdict(obj))
+
+
+def json_text(data: Any) -> str:
+    """Deterministic JSON text, with a final newline."""
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def from_dict(cls: type, data: Any, where: str) -> Any:

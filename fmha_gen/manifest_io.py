@@ -6,12 +6,13 @@ Standard library and modules that need no more, so that the run time can use it 
     record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
     cubin = read_cubin(root, record)                  # the very bytes that were checked against digest and record
     ptx = read_ptx(root, record)                      # likewise
+    plan = read_plan(root, record)                    # likewise, decoded
     lines = read_verified_file(root, record.line_map) # any other file: size and SHA-256 checked
 
 Everything that is wrong raises BundleError naming the file, what was expected and what was found.
 
 Integrity: `manifest.json` carries the SHA-256 of its own text (with the digest itself written as 64 zeros), every
-index entry carries size and SHA-256 of its record, and every record those of its cubin, PTX, line map and source.
+index entry carries size and SHA-256 of its record, and every record those of its cubin, PTX, plan, line map and source.
 That finds damage and edits; it is no signature, and does not stop someone who recomputes the digests. What he may
 still not write is in `record_checks`: values out of range, and what the cubin or another part of the record
 contradicts.
@@ -30,8 +31,8 @@ from typing import Any
 
 from . import elf
 from .errors import BundleError
-from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, to_json
-from .record_checks import check_manifest, check_ptx, check_record, check_resources
+from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, json_text, to_json
+from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -69,13 +70,12 @@ def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecor
     """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
     raw = read_verified_file(root, entry.record)
     where = os.path.join(root, entry.record.path)
-    data = _decode(raw, where)
-    record: KernelRecord = from_dict(KernelRecord, data, where)
+    record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)
         if indexed != recorded:
             raise BundleError(f"{where}: {name} is {recorded!r}, the manifest says {indexed!r}; {_REBUILD}")
-    check_record(record, where, data["params"])
+    check_record(record, where)
     return record
 
 
@@ -103,6 +103,15 @@ def read_ptx(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
     data = read_verified_file(root, record.ptx)
     check_ptx(data, record, os.path.join(root, record.ptx.path))
     return data
+
+
+def read_plan(root: str | os.PathLike[str], record: KernelRecord) -> dict[str, Any]:
+    """A kernel's verified plan, after it was checked against the record. Raises BundleError."""
+    where = os.path.join(root, record.plan.path)
+    plan = _decode(read_verified_file(root, record.plan), where)
+    check_plan(plan, record, where)
+    found: dict[str, Any] = plan
+    return found
 
 
 def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
@@ -144,7 +153,7 @@ def manifest_text(manifest: Manifest) -> str:
     """The text of manifest.json: deterministic JSON that carries its own SHA-256 under the key ``sha256``."""
     body = json.loads(to_json(manifest))
     body["sha256"] = _ZEROS.decode()
-    text = json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json_text(body)
     digest = hashlib.sha256(text.encode()).hexdigest()
     key = _DIGEST_KEY.decode()
     return text.replace(key + _ZEROS.decode(), key + digest, 1)

@@ -17,6 +17,7 @@ from fmha_gen.runtime import Device
 from tests.fake_cubin import make_cubin
 
 B200 = Device(0, "NVIDIA B200", (10, 0), 148, 232448)
+NO_PLAN = b"{}\n"
 DENSE_SCALARS = ("batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k")
 
 
@@ -82,11 +83,11 @@ def make_record(
         min_rows=0 if q_stage == 1 else 129, max_rows=128 if q_stage == 1 else None,
     )  # fmt: skip
     record = m.KernelRecord(
-        id=kernel_id, family="fmha_fwd", arch=arch, build_digest="0" * 64, symbol=symbol, spec={}, plan={},
+        id=kernel_id, family="fmha_fwd", arch=arch, build_digest="0" * 64, symbol=symbol, spec={},
         serves=serves, rank=rank, params=params,
         launch=m.LaunchRecord(512, cluster, smem, rule),
         resources=m.Resources(128, 0, 0, 0, 512, 128),
-        cubin=_file("cubin", cubin, ".cubin"), ptx=_file("ptx", ptx, ".ptx"),
+        cubin=_file("cubin", cubin, ".cubin"), ptx=_file("ptx", ptx, ".ptx"), plan=_file("plans", NO_PLAN, ".json"),
     )  # fmt: skip
     return record, cubin, ptx
 
@@ -104,7 +105,7 @@ def write_bundle(
     for record, cubin, ptx in kernels:
         text = m.to_json(record).encode()
         file = _file("kernels", text, ".json")
-        for f, data in ((file, text), (record.cubin, cubin), (record.ptx, ptx)):
+        for f, data in ((file, text), (record.cubin, cubin), (record.ptx, ptx), (record.plan, NO_PLAN)):
             path = root / f.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)

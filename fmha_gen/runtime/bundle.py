@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BundleError, DriverError, ProblemError
 from ..manifest import KernelEntry, KernelRecord, Manifest
-from ..manifest_io import read_manifest, read_record, read_verified_file
+from ..manifest_io import read_manifest, read_plan, read_record, read_verified_file
 from . import arguments
 from . import select as selection
 from .bound import PreparedLaunch
@@ -142,12 +142,12 @@ class Bundle:
             return self._loaded[key]
 
     def _load_files(self, record: KernelRecord, device: Device) -> Any:
-        file, lines = record.cubin, None
+        file, lines, plan = record.cubin, None, None
         if self.driver.image == "ptx":
-            file = record.ptx
+            file, plan = record.ptx, read_plan(self.path, record)
             lines = None if record.line_map is None else read_verified_file(self.path, record.line_map)
         image = read_verified_file(self.path, file)
-        return self.driver.load(record, image, device, os.path.join(self.path, file.path), lines)
+        return self.driver.load(record, image, device, os.path.join(self.path, file.path), lines, plan)
 
     # ---- launching
 

@@ -174,7 +174,13 @@ class CudaDriver:
     # ---- kernels
 
     def load(
-        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+        self,
+        record: KernelRecord,
+        image: bytes,
+        device: Device,
+        where: str,
+        line_map: bytes | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> CudaKernel:
         """Load a kernel into the context that `device` has now, and opt in to its shared memory there.
 

@@ -23,6 +23,7 @@ and not world-writable, nor may the folder be (unless the file system is mounted
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -40,6 +41,7 @@ _DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost o
 _ZEROS = b"0" * 64
 _MINE = ".".join(map(str, FORMAT_VERSION))
 hashlib.sha256()  # a process's first one looks the algorithm up, which takes longer than to hash an index
+_parse = json.JSONDecoder().decode
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
 
@@ -165,11 +167,7 @@ def _check_self_digest(raw: bytes, where: str) -> None:
     if at < len(_DIGEST_KEY) or raw.find(_DIGEST_KEY, at) >= 0 or len(found) != 64:
         count = raw.count(_DIGEST_KEY)
         raise BundleError(f"{where}: {count} keys sha256 of its own, expected 1; the manifest was edited: {_REBUILD}")
-    text = memoryview(raw)
-    digest = hashlib.sha256(text[:at])
-    digest.update(_ZEROS)
-    digest.update(text[at + 64 :])
-    actual = digest.hexdigest()
+    actual = hashlib.sha256(raw[:at] + _ZEROS + raw[at + 64 :]).hexdigest()
     if actual.encode() != found:
         raise BundleError(
             f"{where}: sha256 of its text is {actual}, it says {found.decode('ascii', 'replace')}; "
@@ -195,7 +193,7 @@ def _check_format(data: Any, where: str) -> None:
 
 def _decode(raw: bytes, where: str) -> Any:
     try:
-        return json.loads(raw.decode())
+        return _parse(raw.decode())
     except (ValueError, RecursionError) as e:
         raise BundleError(
             f"{where}: {len(raw)} bytes that are not JSON ({e}); the file is damaged: {_REBUILD}"
@@ -205,15 +203,7 @@ def _decode(raw: bytes, where: str) -> Any:
 def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = None) -> bytes:
     """Bytes of a regular file inside `folder`; refuses links out of it, world-writable files and wrong sizes."""
     try:
-        real = f"{folder}/{path}"
-        if _has_link(folder, path):
-            real = os.path.realpath(real, strict=True)
-            base = os.path.realpath(folder, strict=True)
-            if os.path.commonpath((real, base)) != base:
-                raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
-        parent = os.path.dirname(real)
-        _refuse_world_writable(os.stat(parent), parent)
-        fd = os.open(real, _OPEN_FLAGS)
+        fd = _open(folder, path, where)
     except FileNotFoundError:
         raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None
     except OSError as e:
@@ -227,10 +217,7 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
         if info.st_size > MAX_FILE_BYTES:
             raise BundleError(f"{where}: {info.st_size} bytes, more than {MAX_FILE_BYTES}; {_REBUILD}")
-        parts = []
-        while part := os.read(fd, info.st_size + 1):  # one part, but for files that grow meanwhile
-            parts.append(part)
-        return b"".join(parts)
+        return _read_all(fd, info.st_size)
     finally:
         os.close(fd)
 
@@ -238,15 +225,39 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-def _has_link(folder: str, path: str) -> bool:
-    """Whether a component of `path`, which is relative, is a symbolic link (or, on Windows, may be one)."""
-    if os.name != "posix":
-        return True
-    for part in path.split("/"):
-        folder = f"{folder}/{part}"
-        if stat.S_ISLNK(os.lstat(folder).st_mode):
-            return True
-    return False
+def _read_all(fd: int, size_bytes: int) -> bytes:
+    """What a file of that size holds, also if it grows or shrinks meanwhile."""
+    data = os.read(fd, size_bytes + 1)
+    if len(data) == size_bytes:  # one byte more was asked for: this is the end
+        return data
+    while part := os.read(fd, MAX_FILE_BYTES):
+        data += part
+    return data
+
+
+def _open(folder: str, path: str, where: str) -> int:
+    """A descriptor of the file `path`, which is relative and may lead through links that stay inside `folder`."""
+    real, at = f"{folder}/{path}", path.find("/")
+    linked = os.name != "posix"  # without O_NOFOLLOW, anything may be one
+    while at >= 0 and not linked:
+        parent = f"{folder}/{path[:at]}"
+        info = os.lstat(parent)
+        linked = stat.S_ISLNK(info.st_mode)
+        if not linked:
+            _refuse_world_writable(info, parent)
+        at = path.find("/", at + 1)
+    if not linked:
+        try:
+            return os.open(real, _OPEN_FLAGS)
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise
+    real, base = os.path.realpath(real, strict=True), os.path.realpath(folder, strict=True)
+    if os.path.commonpath((real, base)) != base:
+        raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
+    parent = os.path.dirname(real)
+    _refuse_world_writable(os.stat(parent), parent)
+    return os.open(real, _OPEN_FLAGS)
 
 
 def _refuse_world_writable(info: os.stat_result, where: str) -> None:

@@ -30,12 +30,15 @@ _EIATTR_MIN_STACK_SIZE = 0x12
 _EIATTR_KPARAM_INFO = 0x17
 _EIATTR_CBANK_PARAM_SIZE = 0x19
 _EIATTR_REGCOUNT = 0x2F
-_PER_SYMBOL_ATTRIBUTES = (_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)
+_PER_SYMBOL_ATTRIBUTES = frozenset((_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE))
+_KERNEL_ATTRIBUTES = frozenset((_EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE, _EIATTR_PARAM_CBANK, _EIATTR_REQNTID))
 _EICOMPAT_ARCH_SPECIFIC = 0x09  # value 1: the "a" of sm_90a, sm_100a (toolkit 13)
+
+_COMPAT_ATTRIBUTES = frozenset((_EICOMPAT_ARCH_SPECIFIC,))
 
 _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
-_HEADER = struct.Struct("<18xH20xQI6xHHH")  # machine, offset of the section table, flags; its entry size, entries, names
+_HEADER = struct.Struct("<18xH20xQI6xHHH")  # machine; of the section table: offset; flags; entry bytes, entries, names
 _SECTION = struct.Struct("<II16xQQI20x")  # name, type, start, size, link
 _SYMBOL = struct.Struct("<IBB18x")  # name, info, other
 _ATTRIBUTE = struct.Struct("<BBH")
@@ -192,20 +195,21 @@ def _string(table: bytes, offset: int) -> bytes:
     return table[offset:end]
 
 
-def _attributes(data: bytes) -> list[tuple[int, bytes]]:
-    """(attribute, payload) of an .nv.info or .nv.compat section."""
+def _attributes(data: bytes, wanted: frozenset[int]) -> list[tuple[int, bytes]]:
+    """(attribute, payload) of those attributes of an .nv.info or .nv.compat section that are `wanted`."""
     found = []
     at, last, unpack = 0, len(data) - 4, _ATTRIBUTE.unpack_from
     while at <= last:
         form, attribute, size = unpack(data, at)
         at += 4
         if form == 4:
-            found.append((attribute, data[at : at + size]))
+            if attribute in wanted:
+                found.append((attribute, data[at : at + size]))
             at += size
-        elif 1 <= form <= 3:
-            found.append((attribute, data[at - 2 : at]))
-        else:
+        elif not 1 <= form <= 3:
             raise _Malformed(f"attribute format {form} is unknown")
+        elif attribute in wanted:
+            found.append((attribute, data[at - 2 : at]))
     if at > len(data):
         raise _Malformed("an attribute is longer than its section")
     return found
@@ -221,7 +225,7 @@ def _arch(elf: _Elf) -> str:
         raise _Malformed(f"ABI version {elf.abi_version}; this reader knows 7 and 8")
     compat = elf.sections.get(b".nv.compat")
     if compat is not None:
-        specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(elf.content(compat)))
+        specific |= any([p[0] == 1 for _, p in _attributes(elf.content(compat), _COMPAT_ATTRIBUTES)])
     if specific:
         return f"sm_{sm}a"
     noted = _ARCH_OPTION.search(_toolchain(elf)[1] or "")
@@ -243,10 +247,9 @@ def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:
 def _per_symbol(elf: _Elf) -> dict[tuple[int, int], int]:
     """Module-level attributes of kernels: (attribute, symbol index) -> value."""
     found: dict[tuple[int, int], int] = {}
-    for attribute, payload in _attributes(elf.content(elf.section(".nv.info"))):
-        if attribute in _PER_SYMBOL_ATTRIBUTES:
-            symbol, value = _PER_SYMBOL.unpack(payload)
-            found.setdefault((attribute, symbol), value)
+    for attribute, payload in _attributes(elf.content(elf.section(".nv.info")), _PER_SYMBOL_ATTRIBUTES):
+        symbol, value = _PER_SYMBOL.unpack(payload)
+        found.setdefault((attribute, symbol), value)
     return found
 
 
@@ -255,7 +258,7 @@ def _read_kernel(elf: _Elf, symbol: int, name: str, per_symbol: dict[tuple[int, 
     unpack = _KPARAM.unpack
     block: tuple[int, int, int] | None = None
     param_bytes = param_base = 0
-    for attribute, payload in _attributes(elf.content(elf.section(f".nv.info.{name}"))):
+    for attribute, payload in _attributes(elf.content(elf.section(f".nv.info.{name}")), _KERNEL_ATTRIBUTES):
         if attribute == _EIATTR_KPARAM_INFO:
             _, index, offset, bits = unpack(payload)
             params.append(_new(KernelParam, (index, offset, bits >> 18 & 0x3FFF)))
@@ -263,7 +266,7 @@ def _read_kernel(elf: _Elf, symbol: int, name: str, per_symbol: dict[tuple[int, 
             param_bytes = struct.unpack("<H", payload)[0]
         elif attribute == _EIATTR_PARAM_CBANK:
             param_base = struct.unpack("<IHH", payload)[1]
-        elif attribute == _EIATTR_REQNTID:
+        else:
             block = struct.unpack("<III", payload)
     params.sort()
     for position, (index, offset, size) in enumerate(params):
@@ -276,7 +279,9 @@ def _read_kernel(elf: _Elf, symbol: int, name: str, per_symbol: dict[tuple[int, 
     return CubinKernel(
         symbol=name,
         registers=per_symbol.get((_EIATTR_REGCOUNT, symbol), 0),
-        stack_bytes=max(per_symbol.get((a, symbol), 0) for a in (_EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)),
+        stack_bytes=max(
+            per_symbol.get((_EIATTR_FRAME_SIZE, symbol), 0), per_symbol.get((_EIATTR_MIN_STACK_SIZE, symbol), 0)
+        ),
         static_smem_bytes=static_smem,
         code_bytes=elf.section(f".text.{name}").size,
         params=tuple(params),

@@ -51,7 +51,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
     Raises BundleError: no bundle there, unsafe mode, not JSON, another format major, edited, or a damaged field.
     """
     folder = os.fspath(root)
-    where = os.path.join(folder, MANIFEST_NAME)
+    where = f"{folder}/{MANIFEST_NAME}"
     try:
         info = os.stat(folder)
     except (OSError, ValueError):  # ValueError: a null character
@@ -71,7 +71,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
     """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
     raw = read_verified_file(root, entry.record)
-    where = os.path.join(root, entry.record.path)
+    where = f"{os.fspath(root)}/{entry.record.path}"
     record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)
@@ -85,7 +85,7 @@ def read_verified_file(root: str | os.PathLike[str], file: FileRecord) -> bytes:
     """The bytes of one file of the bundle, after its size and SHA-256 were checked. Raises BundleError."""
     folder = os.fspath(root)
     check_relative_path(file.path, folder)
-    where = os.path.join(folder, file.path)
+    where = f"{folder}/{file.path}"
     data = _read_regular(folder, file.path, where, file.size_bytes)
     actual = hashlib.sha256(data).hexdigest()
     if actual != file.sha256:
@@ -147,7 +147,7 @@ def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
 def check_relative_path(path: str, where: str) -> None:
     """Refuse a path that is not a plain relative POSIX path inside the bundle. Raises BundleError."""
     parts = path.split("/")
-    if not path or "\\" in path or "\0" in path or ":" in path or any(p in ("", ".", "..") for p in parts):
+    if not path or "\\" in path or "\0" in path or ":" in path or not {"", ".", ".."}.isdisjoint(parts):
         raise BundleError(f"{where}: path {path!r} leaves the bundle or is not a plain relative path; {_REBUILD}")
 
 

@@ -23,7 +23,6 @@ from .manifest import PARAM_SIZES, KernelEntry, KernelRecord, Manifest, Param, S
 LSE_BASES = ("e",)
 MAX_THREADS, MAX_CLUSTER = 1024, 16  # of a block and of a cluster: CUDA's limits
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_ID = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 _SERVES = tuple(f.name for f in dataclasses.fields(Serves))
 _TARGET = re.compile(rb"^\s*\.target\s+([A-Za-z0-9_]+)", re.MULTILINE)
 _ENTRY = re.compile(rb"\.entry\s+([\w$]+)")
@@ -41,25 +40,32 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     for key, value in (("name", manifest.name), ("version", manifest.version)):
         if not _NAME.fullmatch(value):
             raise BundleError(f"{where}: {key} is {value!r}; letters, digits and . _ + - make one; {_DAMAGED}")
-    seen: set[str] = set()
+    ids = [entry.id for entry in manifest.kernels]
+    if len(set(ids)) < len(ids):
+        twice = next(kid for kid in ids if ids.count(kid) > 1)
+        raise BundleError(f"{where}: kernel {twice} is listed twice; {_DAMAGED}")
+    well_formed = _are_words("-".join(ids))  # at once, since opening waits
     for entry in manifest.kernels:
-        if entry.id in seen:
-            raise BundleError(f"{where}: kernel {entry.id} is listed twice; {_DAMAGED}")
-        seen.add(entry.id)
-        if problem := _entry_problem(entry):
+        if problem := _entry_problem(entry, well_formed):
             raise BundleError(f"{where}: {problem}; {_DAMAGED}")
 
 
-def _entry_problem(entry: KernelEntry) -> str | None:
-    """What is wrong with an entry in itself, of an id that may stand in messages and paths. Quick: opening waits."""
+def _entry_problem(entry: KernelEntry, well_formed: bool) -> str | None:
+    """What is wrong with an entry in itself. well_formed: every id may stand in messages and paths."""
     serves = entry.serves
-    if not _ID.fullmatch(entry.id):
+    if not (well_formed or _are_words(entry.id)):
         return f"kernel id is {entry.id!r}; words of letters, digits and _ joined by - make one"
     if entry.rank < 0:
         return f"{entry.id}: rank is {entry.rank}; the lowest is 0"
     if serves.min_rows < 0 or (serves.max_rows is not None and serves.max_rows < serves.min_rows):
         return f"{entry.id}: serves.min_rows is {serves.min_rows} and max_rows {serves.max_rows}; no problem lies there"
     return None
+
+
+def _are_words(text: str) -> bool:
+    """Whether a text is words of ASCII letters, digits and _ joined by single -."""
+    letters = text.replace("-", "").replace("_", "x")
+    return "--" not in f"-{text}-" and letters.isascii() and letters.isalnum()
 
 
 def check_record(record: KernelRecord, where: str) -> None:

@@ -152,7 +152,7 @@ class Bundle:
             file, plan = record.ptx, read_plan(self._folder, record)
             lines = None if record.line_map is None else read_verified_file(self._folder, record.line_map)
         image = read_verified_file(self._folder, file)
-        return self.driver.load(record, image, device, os.path.join(self._folder, file.path), lines, plan)
+        return self.driver.load(record, image, device, f"{self._folder}/{file.path}", lines, plan)
 
     # ---- launching
 

@@ -225,7 +225,7 @@ def _arch(elf: _Elf) -> str:
         raise _Malformed(f"ABI version {elf.abi_version}; this reader knows 7 and 8")
     compat = elf.sections.get(b".nv.compat")
     if compat is not None:
-        specific |= any([p[0] == 1 for _, p in _attributes(elf.content(compat), _COMPAT_ATTRIBUTES)])
+        specific |= any(p[0] == 1 for _, p in _attributes(elf.content(compat), _COMPAT_ATTRIBUTES))
     if specific:
         return f"sm_{sm}a"
     noted = _ARCH_OPTION.search(_toolchain(elf)[1] or "")

@@ -42,10 +42,9 @@ class Geometry:
 class LaunchCache:
     """Thread-safe by the atomicity of dict reads and writes; two threads may prepare the same launch once each."""
 
-    __slots__ = ("_geometries", "_latest", "_recipes")
+    __slots__ = ("_geometries", "_recipes")
 
     def __init__(self) -> None:
-        self._latest: dict[Any, tuple[Any, PreparedLaunch]] = {}  # (addresses, options) -> geometry, its launch
         self._geometries: dict[Any, Geometry] = {}
         self._recipes: dict[Any, Recipe] = {}
 
@@ -64,29 +63,17 @@ class LaunchCache:
             return None
 
     def launch(self, key: Key, stream: int) -> bool:
-        """Launch what was prepared for `key`, or for its geometry at other addresses. False: prepare it first.
-
-        The addresses are looked up first: hashing five numbers and comparing a geometry takes half the time of hashing
-        and comparing it.
-        """
+        """Launch what was prepared for `key`, or for its geometry at other addresses. False: prepare it first."""
         described, addresses = key
-        short = addresses, described[-1]
         try:
-            latest = self._latest.get(short)
+            geometry = self._geometries.get(described)
         except TypeError:  # an option that cannot be hashed, and so is wrong or rare
             return False
-        if latest is not None and latest[0] == described:
-            latest[1](stream)
-            return True
-        geometry = self._geometries.get(described)
         if geometry is None:
             return False
         found = geometry.by_address.get(addresses)
         if found is None:
             return self._launch_moved(geometry, addresses, stream)
-        if len(self._latest) >= MAX_ADDRESSES:
-            self._latest = {}
-        self._latest[short] = described, found
         found(stream)
         return True
 

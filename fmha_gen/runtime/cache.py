@@ -27,14 +27,16 @@ Key = tuple[Any, Addresses]
 
 
 class Geometry:
-    """Launches that differ in addresses only. first: the one that was prepared in full. spans: bytes of each tensor."""
+    """Launches that differ in addresses only. first: the one that was prepared in full.
 
-    __slots__ = ("by_address", "first", "seen", "shapes", "spans", "strides")
+    layout: shapes, strides and spans in bytes of the tensors; None until addresses move, which many lengths never see.
+    """
 
-    def __init__(self, first: PreparedLaunch, geometry: Any) -> None:
+    __slots__ = ("by_address", "first", "layout", "seen")
+
+    def __init__(self, first: PreparedLaunch) -> None:
         self.first = first
-        self.shapes, self.strides = _layout(geometry)
-        self.spans = spans_bytes(self.shapes, self.strides)
+        self.layout: tuple[Any, ...] | None = None
         self.by_address: dict[Addresses, PreparedLaunch] = {}
         self.seen: set[Addresses] = set()
 
@@ -73,16 +75,20 @@ class LaunchCache:
             return False
         found = geometry.by_address.get(addresses)
         if found is None:
-            return self._launch_moved(geometry, addresses, stream)
+            return self._launch_moved(geometry, key, stream)
         found(stream)
         return True
 
-    def _launch_moved(self, geometry: Geometry, addresses: Addresses, stream: int) -> bool:
+    def _launch_moved(self, geometry: Geometry, key: Key, stream: int) -> bool:
+        addresses = key[1]
         q, k, v, out, lse = addresses
         if (q | k | v | out) & 15 or lse & 3 or not (q and k and v and out):
             return False  # preparing says what is wrong
         if addresses not in geometry.seen:
-            layout = geometry.shapes, geometry.strides, geometry.spans
+            layout = geometry.layout
+            if layout is None:
+                shapes, strides = _layout(key[0])
+                layout = geometry.layout = shapes, strides, spans_bytes(shapes, strides)
             if not apart(addresses, layout[2]) and clash(addresses, *layout):
                 return False
             if len(geometry.seen) >= MAX_ADDRESSES:
@@ -102,7 +108,7 @@ class LaunchCache:
         try:
             if len(self._geometries) >= MAX_GEOMETRIES:
                 self._geometries = {}
-            geometry = self._geometries.setdefault(key[0], Geometry(launch, key[0]))
+            geometry = self._geometries.setdefault(key[0], Geometry(launch))
         except TypeError:
             return
         geometry.by_address[key[1]] = launch

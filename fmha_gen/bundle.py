@@ -25,7 +25,17 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BundleError
-from .manifest import FileRecord, Generator, KernelEntry, KernelRecord, Manifest, Toolchain, json_text, to_json
+from .manifest import (
+    FileRecord,
+    Generator,
+    KernelEntry,
+    KernelRecord,
+    Manifest,
+    Toolchain,
+    content_path,
+    json_text,
+    to_json,
+)
 from .manifest_io import (
     MANIFEST_NAME,
     check_cubin,
@@ -40,7 +50,6 @@ from .manifest_io import (
 )
 
 FOLDERS = ("records", "plans", "cubin", "ptx", "lines", "source")
-_DIGEST_CHARS = 16  # of a file's SHA-256 in its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +216,13 @@ def _add_kernel(files: dict[str, bytes], k: KernelFiles) -> KernelEntry:
         line_map=None if k.line_map is None else _add(files, "lines", kid, ".json", k.line_map),
         source=None if k.source is None else _add(files, "source", kid, ".py", k.source),
     )
-    entry = _add(files, "records", kid, ".json", to_json(record).encode())
-    return KernelEntry(kid, record.family, record.arch, record.serves, record.rank, entry)
+    file = _add(files, "records", kid, ".json", to_json(record).encode())
+    return KernelEntry(kid, record.family, record.arch, record.serves, record.rank, file.sha256, file.size_bytes)
 
 
 def _add(files: dict[str, bytes], folder: str, kid: str, suffix: str, data: bytes) -> FileRecord:
     digest = hashlib.sha256(data).hexdigest()
-    path = f"{folder}/{kid}.{digest[:_DIGEST_CHARS]}{suffix}"
+    path = content_path(folder, kid, digest, suffix)
     if files.setdefault(path, data) != data:
         raise BundleError(f"{path}: two files want this name; report it")
     return FileRecord(path, digest, len(data))

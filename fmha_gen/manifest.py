@@ -22,6 +22,8 @@ from .errors import BundleError
 
 FORMAT_VERSION = (2, 0)
 
+_DIGEST_CHARS = 16  # of a file's SHA-256 in its name
+
 # Order of parameters in every kernel: tensor maps, pointers, 64-bit integers, then 32-bit values.
 PARAM_SIZES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
 
@@ -128,14 +130,20 @@ class Serves:
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """The index entry of a kernel."""
+    """The index entry of a kernel. record_sha256, record_bytes: of the file that holds its `KernelRecord`."""
 
     id: str
     family: str
     arch: str
     serves: Serves
     rank: int  # among kernels that serve the same problem the lowest rank is chosen
-    record: FileRecord
+    record_sha256: str
+    record_bytes: int
+
+    @property
+    def record(self) -> FileRecord:
+        path = content_path("records", self.id, self.record_sha256, ".json")
+        return FileRecord(path, self.record_sha256, self.record_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,11 @@ class Manifest:
     kernels: tuple[KernelEntry, ...]
     lse_base: str = "e"
     format_version: tuple[int, int] = field(default=FORMAT_VERSION)
+
+
+def content_path(folder: str, kernel_id: str, sha256: str, suffix: str) -> str:
+    """Where a bundle keeps a file of a kernel: named after its content, so that none is rewritten with other bytes."""
+    return f"{folder}/{kernel_id}.{sha256[:_DIGEST_CHARS]}{suffix}"
 
 
 def id_matches(kernel_id: str, pattern: str) -> bool:

@@ -70,8 +70,9 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
 
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
     """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
-    raw = read_verified_file(root, entry.record)
-    where = f"{os.fspath(root)}/{entry.record.path}"
+    file = entry.record
+    raw = read_verified_file(root, file)
+    where = f"{os.fspath(root)}/{file.path}"
     record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)

@@ -104,13 +104,16 @@ def write_bundle(
     entries = []
     for record, cubin, ptx in kernels:
         text = m.to_json(record).encode()
-        file = _file("kernels", text, ".json")
-        for f, data in ((file, text), (record.cubin, cubin), (record.ptx, ptx), (record.plan, NO_PLAN)):
+        digest = hashlib.sha256(text).hexdigest()
+        entry = m.KernelEntry(
+            record.id, record.family, record.arch, record.serves, record.rank, digest, len(text)
+        )  # fmt: skip
+        for f, data in ((entry.record, text), (record.cubin, cubin), (record.ptx, ptx), (record.plan, NO_PLAN)):
             path = root / f.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             path.chmod(0o644)
-        entries.append(m.KernelEntry(record.id, record.family, record.arch, record.serves, record.rank, file))
+        entries.append(entry)
     manifest = m.Manifest(
         name="core", version="0.1.0", generator=m.Generator("0.1.0", None, False),
         toolchain=m.Toolchain("4.8.1", "13", "13.4.59", "3.11"), min_driver=min_driver, kernels=tuple(entries),
@@ -122,8 +125,7 @@ def write_bundle(
 
 def small_manifest(*records: m.KernelRecord) -> m.Manifest:
     """An index without files, for the pure functions."""
-    none = m.FileRecord("kernels/x.json", "0" * 64, 1)
-    entries = tuple(m.KernelEntry(r.id, r.family, r.arch, r.serves, r.rank, none) for r in records)
+    entries = tuple(m.KernelEntry(r.id, r.family, r.arch, r.serves, r.rank, "0" * 64, 1) for r in records)
     generator, toolchain = m.Generator("0.1.0", None, False), m.Toolchain("4.8.1", "13", "13.4.59", "3.11")
     return m.Manifest("core", "0.1.0", generator, toolchain, 580, entries)
 

@@ -14,7 +14,7 @@ import pytest
 
 from fmha_gen.bundle import check_bundle
 from fmha_gen.errors import BundleError
-from fmha_gen.manifest import FileRecord, KernelEntry, Manifest, Serves
+from fmha_gen.manifest import KernelEntry, Manifest, Serves
 from fmha_gen.manifest_io import check_relative_path, manifest_text, read_manifest, read_record, read_verified_file
 from tests.fake_bundle import GENERATOR, TOOLCHAIN, make_bundle, make_kernel, make_ptx
 
@@ -163,9 +163,9 @@ def test_a_disk_that_takes_no_more_is_named(tmp_path: Path, monkeypatch: pytest.
 def rewrite_record(root: Path, change) -> None:
     """Edit the d128 kernel's record as somebody would who also puts every digest right. change: of the decoded JSON."""
 
-    def put(folder: str, suffix: str, data: bytes) -> dict[str, object]:
+    def put(folder: str, suffix: str, data: bytes, name: str = "edited") -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
-        path = f"{folder}/edited.{digest[:16]}{suffix}"
+        path = f"{folder}/{name}.{digest[:16]}{suffix}"
         (root / path).write_bytes(data)
         return {"path": path, "sha256": digest, "size_bytes": len(data)}
 
@@ -175,7 +175,8 @@ def rewrite_record(root: Path, change) -> None:
     def index(data: dict) -> None:
         (entry,) = (k for k in data["kernels"] if "d128" in k["id"])
         entry["serves"] = record["serves"]
-        entry["record"] = put("records", ".json", json.dumps(record).encode())
+        file = put("records", ".json", json.dumps(record).encode(), entry["id"])
+        entry["record_sha256"], entry["record_bytes"] = file["sha256"], file["size_bytes"]
 
     rewrite(root, index)
 
@@ -410,11 +411,18 @@ def test_missing_and_mistyped_fields_are_named(root: Path):
 )
 def test_paths_that_leave_the_bundle_are_refused(root: Path, path: str):
     """A23: whatever a manifest says, nothing outside its folder is read."""
-    rewrite(root, lambda m: m["kernels"][0]["record"].update(path=path))
+    rewrite_record(root, lambda record, put: record["cubin"].update(path=path))
     with pytest.raises(BundleError, match="leaves the bundle or is not a plain relative path"):
         check_bundle(root)
     with pytest.raises(BundleError):
         check_relative_path(path, "x")
+
+
+def test_a_record_outside_the_bundle_is_refused(root: Path):
+    """A23: its path is made of id and digest; neither leads out."""
+    rewrite(root, lambda m: m["kernels"][0].update(record_sha256="/../../x"))
+    with pytest.raises(BundleError, match="leaves the bundle or is not a plain relative path"):
+        check_bundle(root)
 
 
 def test_links_out_of_the_bundle_are_refused(root: Path, tmp_path: Path):
@@ -528,9 +536,8 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
 
 def test_opening_a_bundle_of_100_kernels_is_cheap(tmp_path: Path):
     """The index has 2 ms; the limit here is loose, for loaded machines."""
-    file = FileRecord("records/" + "x" * 60, "a" * 64, 12345)
     serves = Serves("bf16", 128, 128, ("full", "causal"), ("varlen",), 0, 128)
-    entries = tuple(KernelEntry(f"fmha_fwd-{i}", "fmha_fwd", "sm_100a", serves, i, file) for i in range(100))
+    entries = tuple(KernelEntry(f"fmha_fwd-{i}", "fmha_fwd", "sm_100a", serves, i, "a" * 64, 12345) for i in range(100))
     manifest = Manifest("demo", "1.0.0", GENERATOR, TOOLCHAIN, 580, entries)
     (tmp_path / "manifest.json").write_text(manifest_text(manifest))
     times = []

@@ -56,9 +56,9 @@ class Problem:
     lse: bool = False
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.dtype, str) and isinstance(self.mask, str)):
-            name = "mask" if isinstance(self.dtype, str) else "dtype"
-            raise arguments.wrong(name, getattr(self, name), "a name as a string")
+        for name in ("dtype", "mask"):
+            if not isinstance(getattr(self, name), str):
+                raise arguments.wrong(name, getattr(self, name), "a name as a string")
         if not isinstance(self.features, (tuple, list)) or not all(isinstance(f, str) for f in self.features):
             raise arguments.wrong("features", self.features, "a tuple of names, e.g. ('sink',)")
         if not isinstance(self.lse, bool):

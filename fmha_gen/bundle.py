@@ -1,10 +1,10 @@
 """Writing and checking bundles. `fmha_gen.manifest_io` has the reading side, which the run time shares.
 
-A bundle is a folder: ``manifest.json`` (the index), ``records/`` (one JSON file per kernel), ``cubin/``, ``ptx/``,
-``lines/`` (PTX line -> source line) and optionally ``source/``. Every file but the manifest is named after its content,
-so none is ever rewritten with other bytes; the manifest is replaced atomically, last. Somebody who opened the bundle
-before a rebuild keeps finding the files of his index: those of the manifest that was replaced stay until the next
-rebuild that changes something.
+A bundle is a folder: ``manifest.json`` (the index), ``records/`` and ``plans/`` (one JSON file per kernel each),
+``cubin/``, ``ptx/``, ``lines/`` (PTX line -> source line) and optionally ``source/``. Every file but the manifest is
+named after its content, so none is ever rewritten with other bytes; the manifest is replaced atomically, last. Somebody
+who opened the bundle before a rebuild keeps finding the files of his index: those of the manifest that was replaced
+stay until the next rebuild that changes something.
 
 What is written depends on the kernels and the toolchain alone: no dates, no absolute paths, modes without group or
 world write, sorted keys.
@@ -22,9 +22,20 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .errors import BundleError
-from .manifest import FileRecord, Generator, KernelEntry, KernelRecord, Manifest, Toolchain, to_json
+from .manifest import (
+    FileRecord,
+    Generator,
+    KernelEntry,
+    KernelRecord,
+    Manifest,
+    Toolchain,
+    content_path,
+    json_text,
+    to_json,
+)
 from .manifest_io import (
     MANIFEST_NAME,
     check_cubin,
@@ -32,22 +43,23 @@ from .manifest_io import (
     manifest_text,
     read_cubin,
     read_manifest,
+    read_plan,
     read_ptx,
     read_record,
     read_verified_file,
 )
 
-FOLDERS = ("records", "cubin", "ptx", "lines", "source")
-_DIGEST_CHARS = 16  # of a file's SHA-256 in its name
+FOLDERS = ("records", "plans", "cubin", "ptx", "lines", "source")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFiles:
-    """A kernel to be written: its record, whose FileRecords are filled in by `write_bundle`, and its files' bytes."""
+    """A kernel to be written: its record, whose FileRecords `write_bundle` fills in, its plan and its files' bytes."""
 
     record: KernelRecord
     cubin: bytes
     ptx: bytes
+    plan: dict[str, Any]
     line_map: bytes | None = None
     source: bytes | None = None
 
@@ -64,11 +76,15 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBundle:
-    """A bundle in which every file was read and verified. unreferenced: files that the index does not lead to."""
+    """A bundle in which every file was read and verified. unreferenced: files that the index does not lead to.
+
+    records, plans: of the index's kernels, in its order.
+    """
 
     root: Path
     manifest: Manifest
     records: tuple[KernelRecord, ...]
+    plans: tuple[dict[str, Any], ...]
     unreferenced: tuple[str, ...] = field(default=())
 
 
@@ -110,6 +126,7 @@ def check_bundle(root: str | os.PathLike[str]) -> CheckedBundle:
     folder = Path(root)
     manifest = read_manifest(folder)
     records = tuple(read_record(folder, entry) for entry in manifest.kernels)
+    plans = tuple(read_plan(folder, record) for record in records)
     for record in records:
         read_cubin(folder, record)
         read_ptx(folder, record)
@@ -117,7 +134,7 @@ def check_bundle(root: str | os.PathLike[str]) -> CheckedBundle:
             if file is not None:
                 read_verified_file(folder, file)
     known = {k.record.path for k in manifest.kernels}.union(*(_paths(r) for r in records))
-    return CheckedBundle(folder, manifest, records, tuple(sorted(_files(folder) - known)))
+    return CheckedBundle(folder, manifest, records, plans, tuple(sorted(_files(folder) - known)))
 
 
 def write_file(path: Path, data: bytes) -> bool:
@@ -195,16 +212,17 @@ def _add_kernel(files: dict[str, bytes], k: KernelFiles) -> KernelEntry:
         k.record,
         cubin=_add(files, "cubin", kid, ".cubin", k.cubin),
         ptx=_add(files, "ptx", kid, ".ptx", k.ptx),
+        plan=_add(files, "plans", kid, ".json", json_text(k.plan).encode()),
         line_map=None if k.line_map is None else _add(files, "lines", kid, ".json", k.line_map),
         source=None if k.source is None else _add(files, "source", kid, ".py", k.source),
     )
-    entry = _add(files, "records", kid, ".json", to_json(record).encode())
-    return KernelEntry(kid, record.family, record.arch, record.serves, record.rank, entry)
+    file = _add(files, "records", kid, ".json", to_json(record).encode())
+    return KernelEntry(kid, record.family, record.arch, record.serves, record.rank, file.sha256, file.size_bytes)
 
 
 def _add(files: dict[str, bytes], folder: str, kid: str, suffix: str, data: bytes) -> FileRecord:
     digest = hashlib.sha256(data).hexdigest()
-    path = f"{folder}/{kid}.{digest[:_DIGEST_CHARS]}{suffix}"
+    path = content_path(folder, kid, digest, suffix)
     if files.setdefault(path, data) != data:
         raise BundleError(f"{path}: two files want this name; report it")
     return FileRecord(path, digest, len(data))
@@ -235,7 +253,7 @@ def _previous(root: Path) -> set[str]:
 
 
 def _paths(record: KernelRecord) -> set[str]:
-    return {f.path for f in (record.cubin, record.ptx, record.line_map, record.source) if f is not None}
+    return {f.path for f in (record.cubin, record.ptx, record.plan, record.line_map, record.source) if f is not None}
 
 
 def _files(root: Path) -> set[str]:

@@ -30,13 +30,17 @@ _EIATTR_MIN_STACK_SIZE = 0x12
 _EIATTR_KPARAM_INFO = 0x17
 _EIATTR_CBANK_PARAM_SIZE = 0x19
 _EIATTR_REGCOUNT = 0x2F
-_PER_SYMBOL_ATTRIBUTES = (_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)
+_PER_SYMBOL_ATTRIBUTES = frozenset((_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE))
+_KERNEL_ATTRIBUTES = frozenset((_EIATTR_KPARAM_INFO, _EIATTR_CBANK_PARAM_SIZE, _EIATTR_PARAM_CBANK, _EIATTR_REQNTID))
 _EICOMPAT_ARCH_SPECIFIC = 0x09  # value 1: the "a" of sm_90a, sm_100a (toolkit 13)
+
+_COMPAT_ATTRIBUTES = frozenset((_EICOMPAT_ARCH_SPECIFIC,))
 
 _SHT_SYMTAB = 2
 _SHT_NOBITS = 8
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
+_HEADER = struct.Struct("<18xH20xQI6xHHH")  # machine; of the section table: offset; flags; entry bytes, entries, names
+_SECTION = struct.Struct("<II16xQQI20x")  # name, type, start, size, link
+_SYMBOL = struct.Struct("<IBB18x")  # name, info, other
 _ATTRIBUTE = struct.Struct("<BBH")
 _PER_SYMBOL = struct.Struct("<II")
 _KPARAM = struct.Struct("<IHHI")
@@ -121,7 +125,6 @@ class _Malformed(Exception):
 
 
 class _Section(NamedTuple):
-    name: str
     type: int
     start: int
     size: int
@@ -129,87 +132,86 @@ class _Section(NamedTuple):
 
 
 class _Elf:
-    """Header, sections and kernels, (symbol index, name), of a little-endian ELF64."""
+    """Header, sections by name, and kernels, (symbol index, name), of a little-endian ELF64."""
 
     def __init__(self, data: bytes) -> None:
         if data[:4] != b"\x7fELF":
             raise _Malformed(f"starts with {data[:4]!r}, not with the ELF magic")
-        if len(data) < 64:
+        if len(data) < _HEADER.size:
             raise _Malformed("shorter than an ELF header")
         if data[4] != 2 or data[5] != 1:
             raise _Malformed("not a little-endian 64-bit ELF")
-        machine, self.flags = struct.unpack_from("<H", data, 18)[0], struct.unpack_from("<I", data, 48)[0]
+        machine, offset, self.flags, entsize, count, names = _HEADER.unpack_from(data)
         if machine != EM_CUDA:
             raise _Malformed(f"machine {machine}, a cubin has {EM_CUDA}")
+        if entsize != _SECTION.size or names >= count:
+            raise _Malformed("its section table is damaged")
+        if offset + entsize * count > len(data):
+            raise _Malformed(f"cut off: its section table ends at byte {offset + entsize * count}")
         self.abi_version = data[8]
         self.data = data
-        self.sections = self._read_sections(data)
-        self.by_name = {s.name: s for s in self.sections}
-        self.kernels = self._read_kernels()
-
-    def _read_sections(self, data: bytes) -> list[_Section]:
-        offset, (entsize, count, names) = struct.unpack_from("<Q", data, 40)[0], struct.unpack_from("<HHH", data, 58)
-        if entsize != 64 or names >= count:
-            raise _Malformed("its section table is damaged")
-        if offset + 64 * count > len(data):
-            raise _Malformed(f"cut off: its section table ends at byte {offset + 64 * count}")
-        raw = list(_SECTION.iter_unpack(data[offset : offset + 64 * count]))
-        strings = data[raw[names][4] : raw[names][4] + raw[names][5]]
-        found = []
-        for name, kind, _flags, _address, start, size, link, _info, _align, _entsize in raw:
-            if kind != _SHT_NOBITS and start + size > len(data):
+        raw = list(_SECTION.iter_unpack(data[offset : offset + entsize * count]))
+        strings = data[raw[names][2] : raw[names][2] + raw[names][3]]
+        self.sections: dict[bytes, _Section] = {}
+        for name, kind, start, size, link in raw:
+            if start + size > len(data) and kind != _SHT_NOBITS:
                 raise _Malformed(f"cut off: a section ends at byte {start + size}")
-            found.append(_Section(_string(strings, name), kind, start, size, link))
-        return found
+            self.sections[_string(strings, name)] = _new(_Section, (kind, start, size, link))
+        self.kernels = self._read_kernels(raw)
 
-    def _read_kernels(self) -> list[tuple[int, str]]:
-        table = next((s for s in self.sections if s.type == _SHT_SYMTAB), None)
-        if table is None or table.size % _SYMBOL.size or table.link >= len(self.sections):
+    def _read_kernels(self, raw: list[tuple[int, ...]]) -> list[tuple[int, str]]:
+        table = next((s for s in self.sections.values() if s.type == _SHT_SYMTAB), None)
+        if table is None or table.size % _SYMBOL.size or table.link >= len(raw):
             raise _Malformed("no symbol table")
-        strings = self.content(self.sections[table.link])
+        _, kind, start, size, _ = raw[table.link]
+        strings = b"" if kind == _SHT_NOBITS else self.data[start : start + size]
         last_end = strings.rfind(b"\0")
         found = []
-        for index, (name, info, other, _section, _value, _size) in enumerate(_SYMBOL.iter_unpack(self.content(table))):
+        for index, (name, info, other) in enumerate(_SYMBOL.iter_unpack(self.content(table))):
             if name > last_end:
                 raise _Malformed(_BAD_NAME)
             if info & 15 == _STT_FUNC and other & _STO_ENTRY:
-                found.append((index, _string(strings, name)))
+                found.append((index, _string(strings, name).decode()))
         return found
 
     def section(self, name: str) -> _Section:
-        if name not in self.by_name:
+        found = self.sections.get(name.encode())
+        if found is None:
             raise _Malformed(f"no section {name}")
-        return self.by_name[name]
+        return found
 
     def content(self, section: _Section) -> bytes:
         """The bytes of one section: most are code, which nobody asks for."""
         return b"" if section.type == _SHT_NOBITS else self.data[section.start : section.start + section.size]
 
 
-def _string(table: bytes, offset: int) -> str:
+_new = tuple.__new__
+
+
+def _string(table: bytes, offset: int) -> bytes:
     end = table.find(b"\0", offset)
-    if offset >= len(table) or end < 0:
+    if end < 0:
         raise _Malformed(_BAD_NAME)
-    return table[offset:end].decode()
+    return table[offset:end]
 
 
-def _attributes(data: bytes) -> list[tuple[int, bytes]]:
-    """(attribute, payload) of an .nv.info or .nv.compat section."""
+def _attributes(data: bytes, wanted: frozenset[int]) -> list[tuple[int, bytes]]:
+    """(attribute, payload) of those attributes of an .nv.info or .nv.compat section that are `wanted`."""
     found = []
-    at, last = 0, len(data) - 4
+    at, last, unpack = 0, len(data) - 4, _ATTRIBUTE.unpack_from
     while at <= last:
-        form, attribute, size = _ATTRIBUTE.unpack_from(data, at)
-        start = at + 4
+        form, attribute, size = unpack(data, at)
+        at += 4
         if form == 4:
-            at = start + size
-            if at > len(data):
-                raise _Malformed("an attribute is longer than its section")
-            found.append((attribute, data[start:at]))
-        elif form in (1, 2, 3):
-            found.append((attribute, data[at + 2 : start]))
-            at = start
-        else:
+            if attribute in wanted:
+                found.append((attribute, data[at : at + size]))
+            at += size
+        elif not 1 <= form <= 3:
             raise _Malformed(f"attribute format {form} is unknown")
+        elif attribute in wanted:
+            found.append((attribute, data[at - 2 : at]))
+    if at > len(data):
+        raise _Malformed("an attribute is longer than its section")
     return found
 
 
@@ -221,9 +223,9 @@ def _arch(elf: _Elf) -> str:
         sm, specific = elf.flags >> 8 & 0xFF, bool(elf.flags & 0x8)
     else:
         raise _Malformed(f"ABI version {elf.abi_version}; this reader knows 7 and 8")
-    compat = elf.by_name.get(".nv.compat")
+    compat = elf.sections.get(b".nv.compat")
     if compat is not None:
-        specific |= any(a == _EICOMPAT_ARCH_SPECIFIC and p[0] == 1 for a, p in _attributes(elf.content(compat)))
+        specific |= any(p[0] == 1 for _, p in _attributes(elf.content(compat), _COMPAT_ATTRIBUTES))
     if specific:
         return f"sm_{sm}a"
     noted = _ARCH_OPTION.search(_toolchain(elf)[1] or "")
@@ -233,7 +235,7 @@ def _arch(elf: _Elf) -> str:
 
 def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:
     """(ptxas version as in ``13.4.59``, command line) from .note.nv.tkinfo."""
-    note = elf.by_name.get(".note.nv.tkinfo")
+    note = elf.sections.get(b".note.nv.tkinfo")
     if note is None:
         return None, None
     texts = [t.decode("ascii", "replace") for t in _TEXT.findall(elf.content(note))]
@@ -245,39 +247,41 @@ def _toolchain(elf: _Elf) -> tuple[str | None, str | None]:
 def _per_symbol(elf: _Elf) -> dict[tuple[int, int], int]:
     """Module-level attributes of kernels: (attribute, symbol index) -> value."""
     found: dict[tuple[int, int], int] = {}
-    for attribute, payload in _attributes(elf.content(elf.section(".nv.info"))):
-        if attribute in _PER_SYMBOL_ATTRIBUTES:
-            symbol, value = _PER_SYMBOL.unpack(payload)
-            found.setdefault((attribute, symbol), value)
+    for attribute, payload in _attributes(elf.content(elf.section(".nv.info")), _PER_SYMBOL_ATTRIBUTES):
+        symbol, value = _PER_SYMBOL.unpack(payload)
+        found.setdefault((attribute, symbol), value)
     return found
 
 
 def _read_kernel(elf: _Elf, symbol: int, name: str, per_symbol: dict[tuple[int, int], int]) -> CubinKernel:
     params: list[KernelParam] = []
+    unpack = _KPARAM.unpack
     block: tuple[int, int, int] | None = None
     param_bytes = param_base = 0
-    for attribute, payload in _attributes(elf.content(elf.section(f".nv.info.{name}"))):
+    for attribute, payload in _attributes(elf.content(elf.section(f".nv.info.{name}")), _KERNEL_ATTRIBUTES):
         if attribute == _EIATTR_KPARAM_INFO:
-            _, index, offset, bits = _KPARAM.unpack(payload)
-            params.append(KernelParam(index, offset, bits >> 18 & 0x3FFF))
+            _, index, offset, bits = unpack(payload)
+            params.append(_new(KernelParam, (index, offset, bits >> 18 & 0x3FFF)))
         elif attribute == _EIATTR_CBANK_PARAM_SIZE:
             param_bytes = struct.unpack("<H", payload)[0]
         elif attribute == _EIATTR_PARAM_CBANK:
             param_base = struct.unpack("<IHH", payload)[1]
-        elif attribute == _EIATTR_REQNTID:
+        else:
             block = struct.unpack("<III", payload)
     params.sort()
     for position, (index, offset, size) in enumerate(params):
         if index != position or offset + size > param_bytes:
             raise _Malformed(f"the parameter table of {name} is damaged")
-    shared = elf.by_name.get(f".nv.shared.{name}")
+    shared = elf.sections.get(f".nv.shared.{name}".encode())
     static_smem = shared.size if shared else 0
     if static_smem >= RESERVED_SMEM_BYTES and _sm(elf) >= 90:
         static_smem -= RESERVED_SMEM_BYTES
     return CubinKernel(
         symbol=name,
         registers=per_symbol.get((_EIATTR_REGCOUNT, symbol), 0),
-        stack_bytes=max(per_symbol.get((a, symbol), 0) for a in (_EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE)),
+        stack_bytes=max(
+            per_symbol.get((_EIATTR_FRAME_SIZE, symbol), 0), per_symbol.get((_EIATTR_MIN_STACK_SIZE, symbol), 0)
+        ),
         static_smem_bytes=static_smem,
         code_bytes=elf.section(f".text.{name}").size,
         params=tuple(params),

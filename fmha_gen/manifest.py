@@ -20,7 +20,9 @@ from typing import Any
 
 from .errors import BundleError
 
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (2, 0)
+
+_DIGEST_CHARS = 16  # of a file's SHA-256 in its name
 
 # Order of parameters in every kernel: tensor maps, pointers, 64-bit integers, then 32-bit values.
 PARAM_SIZES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
@@ -128,19 +130,28 @@ class Serves:
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """The index entry of a kernel."""
+    """The index entry of a kernel. record_sha256, record_bytes: of the file that holds its `KernelRecord`."""
 
     id: str
     family: str
     arch: str
     serves: Serves
     rank: int  # among kernels that serve the same problem the lowest rank is chosen
-    record: FileRecord
+    record_sha256: str
+    record_bytes: int
+
+    @property
+    def record(self) -> FileRecord:
+        path = content_path("records", self.id, self.record_sha256, ".json")
+        return FileRecord(path, self.record_sha256, self.record_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """Everything about one kernel."""
+    """What a launcher needs of one kernel, and the files that hold the rest.
+
+    spec: canonical. plan: JSON of the kernel's plan, which no launch reads.
+    """
 
     id: str
     family: str
@@ -148,7 +159,6 @@ class KernelRecord:
     build_digest: str
     symbol: str
     spec: dict[str, Any]
-    plan: dict[str, Any]
     serves: Serves
     rank: int
     params: tuple[Param, ...]
@@ -156,6 +166,7 @@ class KernelRecord:
     resources: Resources
     cubin: FileRecord
     ptx: FileRecord
+    plan: FileRecord
     line_map: FileRecord | None = None
     source: FileRecord | None = None
 
@@ -193,14 +204,24 @@ class Manifest:
     format_version: tuple[int, int] = field(default=FORMAT_VERSION)
 
 
+def content_path(folder: str, kernel_id: str, sha256: str, suffix: str) -> str:
+    """Where a bundle keeps a file of a kernel: named after its content, so that none is rewritten with other bytes."""
+    return f"{folder}/{kernel_id}.{sha256[:_DIGEST_CHARS]}{suffix}"
+
+
 def id_matches(kernel_id: str, pattern: str) -> bool:
     """Whether a kernel id, or its readable part without the digest, matches a glob: what ``--only`` means."""
     return fnmatchcase(kernel_id, pattern) or fnmatchcase(kernel_id, f"{pattern}-????????")
 
 
 def to_json(obj: Any) -> str:
-    """Deterministic JSON text of a manifest dataclass, with a final newline."""
-    return json.dumps(dataclasses.asdict(obj), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    """`json_text` of a manifest dataclass."""
+    return json_text(dataclasses.asdict(obj))
+
+
+def json_text(data: Any) -> str:
+    """Deterministic JSON text, with a final newline."""
+    return json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def from_dict(cls: type, data: Any, where: str) -> Any:

@@ -6,12 +6,13 @@ Standard library and modules that need no more, so that the run time can use it 
     record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
     cubin = read_cubin(root, record)                  # the very bytes that were checked against digest and record
     ptx = read_ptx(root, record)                      # likewise
+    plan = read_plan(root, record)                    # likewise, decoded
     lines = read_verified_file(root, record.line_map) # any other file: size and SHA-256 checked
 
 Everything that is wrong raises BundleError naming the file, what was expected and what was found.
 
 Integrity: `manifest.json` carries the SHA-256 of its own text (with the digest itself written as 64 zeros), every
-index entry carries size and SHA-256 of its record, and every record those of its cubin, PTX, line map and source.
+index entry carries size and SHA-256 of its record, and every record those of its cubin, PTX, plan, line map and source.
 That finds damage and edits; it is no signature, and does not stop someone who recomputes the digests. What he may
 still not write is in `record_checks`: values out of range, and what the cubin or another part of the record
 contradicts.
@@ -22,6 +23,7 @@ and not world-writable, nor may the folder be (unless the file system is mounted
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -30,8 +32,8 @@ from typing import Any
 
 from . import elf
 from .errors import BundleError
-from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, to_json
-from .record_checks import check_manifest, check_ptx, check_record, check_resources
+from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, json_text, to_json
+from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -39,6 +41,7 @@ _DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost o
 _ZEROS = b"0" * 64
 _MINE = ".".join(map(str, FORMAT_VERSION))
 hashlib.sha256()  # a process's first one looks the algorithm up, which takes longer than to hash an index
+_parse = json.JSONDecoder().decode
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
 
@@ -48,7 +51,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
     Raises BundleError: no bundle there, unsafe mode, not JSON, another format major, edited, or a damaged field.
     """
     folder = os.fspath(root)
-    where = os.path.join(folder, MANIFEST_NAME)
+    where = f"{folder}/{MANIFEST_NAME}"
     try:
         info = os.stat(folder)
     except (OSError, ValueError):  # ValueError: a null character
@@ -67,15 +70,15 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
 
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
     """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
-    raw = read_verified_file(root, entry.record)
-    where = os.path.join(root, entry.record.path)
-    data = _decode(raw, where)
-    record: KernelRecord = from_dict(KernelRecord, data, where)
+    file = entry.record
+    raw = read_verified_file(root, file)
+    where = f"{os.fspath(root)}/{file.path}"
+    record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)
         if indexed != recorded:
             raise BundleError(f"{where}: {name} is {recorded!r}, the manifest says {indexed!r}; {_REBUILD}")
-    check_record(record, where, data["params"])
+    check_record(record, where)
     return record
 
 
@@ -83,7 +86,7 @@ def read_verified_file(root: str | os.PathLike[str], file: FileRecord) -> bytes:
     """The bytes of one file of the bundle, after its size and SHA-256 were checked. Raises BundleError."""
     folder = os.fspath(root)
     check_relative_path(file.path, folder)
-    where = os.path.join(folder, file.path)
+    where = f"{folder}/{file.path}"
     data = _read_regular(folder, file.path, where, file.size_bytes)
     actual = hashlib.sha256(data).hexdigest()
     if actual != file.sha256:
@@ -103,6 +106,15 @@ def read_ptx(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
     data = read_verified_file(root, record.ptx)
     check_ptx(data, record, os.path.join(root, record.ptx.path))
     return data
+
+
+def read_plan(root: str | os.PathLike[str], record: KernelRecord) -> dict[str, Any]:
+    """A kernel's verified plan, after it was checked against the record. Raises BundleError."""
+    where = os.path.join(root, record.plan.path)
+    plan = _decode(read_verified_file(root, record.plan), where)
+    check_plan(plan, record, where)
+    found: dict[str, Any] = plan
+    return found
 
 
 def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
@@ -136,7 +148,7 @@ def check_cubin(data: bytes, record: KernelRecord, where: str) -> None:
 def check_relative_path(path: str, where: str) -> None:
     """Refuse a path that is not a plain relative POSIX path inside the bundle. Raises BundleError."""
     parts = path.split("/")
-    if not path or "\\" in path or "\0" in path or ":" in path or any(p in ("", ".", "..") for p in parts):
+    if not path or "\\" in path or "\0" in path or ":" in path or not {"", ".", ".."}.isdisjoint(parts):
         raise BundleError(f"{where}: path {path!r} leaves the bundle or is not a plain relative path; {_REBUILD}")
 
 
@@ -144,7 +156,7 @@ def manifest_text(manifest: Manifest) -> str:
     """The text of manifest.json: deterministic JSON that carries its own SHA-256 under the key ``sha256``."""
     body = json.loads(to_json(manifest))
     body["sha256"] = _ZEROS.decode()
-    text = json.dumps(body, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json_text(body)
     digest = hashlib.sha256(text.encode()).hexdigest()
     key = _DIGEST_KEY.decode()
     return text.replace(key + _ZEROS.decode(), key + digest, 1)
@@ -156,11 +168,7 @@ def _check_self_digest(raw: bytes, where: str) -> None:
     if at < len(_DIGEST_KEY) or raw.find(_DIGEST_KEY, at) >= 0 or len(found) != 64:
         count = raw.count(_DIGEST_KEY)
         raise BundleError(f"{where}: {count} keys sha256 of its own, expected 1; the manifest was edited: {_REBUILD}")
-    text = memoryview(raw)
-    digest = hashlib.sha256(text[:at])
-    digest.update(_ZEROS)
-    digest.update(text[at + 64 :])
-    actual = digest.hexdigest()
+    actual = hashlib.sha256(raw[:at] + _ZEROS + raw[at + 64 :]).hexdigest()
     if actual.encode() != found:
         raise BundleError(
             f"{where}: sha256 of its text is {actual}, it says {found.decode('ascii', 'replace')}; "
@@ -186,7 +194,7 @@ def _check_format(data: Any, where: str) -> None:
 
 def _decode(raw: bytes, where: str) -> Any:
     try:
-        return json.loads(raw.decode())
+        return _parse(raw.decode())
     except (ValueError, RecursionError) as e:
         raise BundleError(
             f"{where}: {len(raw)} bytes that are not JSON ({e}); the file is damaged: {_REBUILD}"
@@ -196,15 +204,7 @@ def _decode(raw: bytes, where: str) -> Any:
 def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = None) -> bytes:
     """Bytes of a regular file inside `folder`; refuses links out of it, world-writable files and wrong sizes."""
     try:
-        real = f"{folder}/{path}"
-        if _has_link(folder, path):
-            real = os.path.realpath(real, strict=True)
-            base = os.path.realpath(folder, strict=True)
-            if os.path.commonpath((real, base)) != base:
-                raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
-        parent = os.path.dirname(real)
-        _refuse_world_writable(os.stat(parent), parent)
-        fd = os.open(real, _OPEN_FLAGS)
+        fd = _open(folder, path, where)
     except FileNotFoundError:
         raise BundleError(f"{where}: no such file; the bundle is incomplete: {_REBUILD}") from None
     except OSError as e:
@@ -218,10 +218,7 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
         if info.st_size > MAX_FILE_BYTES:
             raise BundleError(f"{where}: {info.st_size} bytes, more than {MAX_FILE_BYTES}; {_REBUILD}")
-        parts = []
-        while part := os.read(fd, info.st_size + 1):  # one part, but for files that grow meanwhile
-            parts.append(part)
-        return b"".join(parts)
+        return _read_all(fd, info.st_size)
     finally:
         os.close(fd)
 
@@ -229,15 +226,39 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-def _has_link(folder: str, path: str) -> bool:
-    """Whether a component of `path`, which is relative, is a symbolic link (or, on Windows, may be one)."""
-    if os.name != "posix":
-        return True
-    for part in path.split("/"):
-        folder = f"{folder}/{part}"
-        if stat.S_ISLNK(os.lstat(folder).st_mode):
-            return True
-    return False
+def _read_all(fd: int, size_bytes: int) -> bytes:
+    """What a file of that size holds, also if it grows or shrinks meanwhile."""
+    data = os.read(fd, size_bytes + 1)
+    if len(data) == size_bytes:  # one byte more was asked for: this is the end
+        return data
+    while part := os.read(fd, MAX_FILE_BYTES):
+        data += part
+    return data
+
+
+def _open(folder: str, path: str, where: str) -> int:
+    """A descriptor of the file `path`, which is relative and may lead through links that stay inside `folder`."""
+    real, at = f"{folder}/{path}", path.find("/")
+    linked = os.name != "posix"  # without O_NOFOLLOW, anything may be one
+    while at >= 0 and not linked:
+        parent = f"{folder}/{path[:at]}"
+        info = os.lstat(parent)
+        linked = stat.S_ISLNK(info.st_mode)
+        if not linked:
+            _refuse_world_writable(info, parent)
+        at = path.find("/", at + 1)
+    if not linked:
+        try:
+            return os.open(real, _OPEN_FLAGS)
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise
+    real, base = os.path.realpath(real, strict=True), os.path.realpath(folder, strict=True)
+    if os.path.commonpath((real, base)) != base:
+        raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
+    parent = os.path.dirname(real)
+    _refuse_world_writable(os.stat(parent), parent)
+    return os.open(real, _OPEN_FLAGS)
 
 
 def _refuse_world_writable(info: os.stat_result, where: str) -> None:

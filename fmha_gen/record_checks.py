@@ -23,7 +23,6 @@ from .manifest import PARAM_SIZES, KernelEntry, KernelRecord, Manifest, Param, S
 LSE_BASES = ("e",)
 MAX_THREADS, MAX_CLUSTER = 1024, 16  # of a block and of a cluster: CUDA's limits
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_ID = re.compile(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*")
 _SERVES = tuple(f.name for f in dataclasses.fields(Serves))
 _TARGET = re.compile(rb"^\s*\.target\s+([A-Za-z0-9_]+)", re.MULTILINE)
 _ENTRY = re.compile(rb"\.entry\s+([\w$]+)")
@@ -41,19 +40,20 @@ def check_manifest(manifest: Manifest, where: str) -> None:
     for key, value in (("name", manifest.name), ("version", manifest.version)):
         if not _NAME.fullmatch(value):
             raise BundleError(f"{where}: {key} is {value!r}; letters, digits and . _ + - make one; {_DAMAGED}")
-    seen: set[str] = set()
+    ids = [entry.id for entry in manifest.kernels]
+    if len(set(ids)) < len(ids):
+        twice = next(kid for kid in ids if ids.count(kid) > 1)
+        raise BundleError(f"{where}: kernel {twice} is listed twice; {_DAMAGED}")
+    well_formed = _are_words("-".join(ids))  # at once, since opening waits
     for entry in manifest.kernels:
-        if entry.id in seen:
-            raise BundleError(f"{where}: kernel {entry.id} is listed twice; {_DAMAGED}")
-        seen.add(entry.id)
-        if problem := _entry_problem(entry):
+        if problem := _entry_problem(entry, well_formed):
             raise BundleError(f"{where}: {problem}; {_DAMAGED}")
 
 
-def _entry_problem(entry: KernelEntry) -> str | None:
-    """What is wrong with an entry in itself, of an id that may stand in messages and paths. Quick: opening waits."""
+def _entry_problem(entry: KernelEntry, well_formed: bool) -> str | None:
+    """What is wrong with an entry in itself. well_formed: every id may stand in messages and paths."""
     serves = entry.serves
-    if not _ID.fullmatch(entry.id):
+    if not (well_formed or _are_words(entry.id)):
         return f"kernel id is {entry.id!r}; words of letters, digits and _ joined by - make one"
     if entry.rank < 0:
         return f"{entry.id}: rank is {entry.rank}; the lowest is 0"
@@ -62,13 +62,17 @@ def _entry_problem(entry: KernelEntry) -> str | None:
     return None
 
 
-def check_record(record: KernelRecord, where: str, params: Any = None) -> None:
-    """Raises BundleError for launch values out of range, an unknown launch rule, parameters of no known kind, and for a
-    spec, plan, launch and `serves` that contradict each other.
+def _are_words(text: str) -> bool:
+    """Whether a text is words of ASCII letters, digits and _ joined by single -."""
+    letters = text.replace("-", "").replace("_", "x")
+    return "--" not in f"-{text}-" and letters.isascii() and letters.isalnum()
 
-    params: the record's parameters as its JSON has them: a plan that holds just that needs no closer look.
+
+def check_record(record: KernelRecord, where: str) -> None:
+    """Raises BundleError for launch values out of range, an unknown launch rule, parameters of no known kind, and for a
+    spec, launch and `serves` that contradict each other.
     """
-    for problem in (*_launch_problems(record), *_param_problems(record), *_contradictions(record, params)):
+    for problem in (*_launch_problems(record), *_param_problems(record), *_spec_problems(record)):
         raise BundleError(f"{where}: {problem}; {_DAMAGED}")
     try:
         launch_rules.compile_grid(record.launch.grid)
@@ -76,6 +80,12 @@ def check_record(record: KernelRecord, where: str, params: Any = None) -> None:
             launch_rules.compile_scalar(rule)
     except BundleError as e:
         raise BundleError(f"{where}: {e}") from None
+
+
+def check_plan(plan: Any, record: KernelRecord, where: str) -> None:
+    """Raises BundleError for a plan that contradicts the record. A plan that lacks a key says nothing about it."""
+    for problem in _plan_problems(plan, record):
+        raise BundleError(f"{where}: {problem}; {_DAMAGED}")
 
 
 def check_resources(kernel: CubinKernel, record: KernelRecord, where: str) -> None:
@@ -116,64 +126,63 @@ def _param_problems(record: KernelRecord) -> Iterator[str]:
             yield f"parameter {p.name} of kind {p.kind} has {p.size} bytes; it takes {PARAM_SIZES[p.kind]}"
 
 
-def _contradictions(record: KernelRecord, params: Any) -> Iterator[str]:
-    """Facts that a record states twice. A plan or spec that lacks a key says nothing about it."""
-    launch, serves, plan, spec = record.launch, record.serves, record.plan, record.spec
+def _plan_problems(plan: Any, record: KernelRecord) -> Iterator[str]:
+    if not isinstance(plan, dict):
+        yield f"is {_short(plan)}; a plan is a mapping"
+        return
+    launch = record.launch
     grid: dict[str, Any] = {"name": launch.grid.name, "constants": dict(launch.grid.constants)}
     tiles, copy = plan.get("tiles", {}), plan.get("serves", {})
     if not (isinstance(tiles, dict) and isinstance(copy, dict)):
-        yield f"plan.tiles is {_short(tiles)} and plan.serves {_short(copy)}; both are mappings"
+        yield f"tiles is {_short(tiles)} and serves {_short(copy)}; both are mappings"
         return
-    facts: tuple[tuple[str, Any, str, dict[str, Any], str], ...] = (
-        ("launch.dynamic_smem_bytes", launch.dynamic_smem_bytes, "plan", plan, "smem_bytes"),
-        ("launch.threads", launch.threads, "plan", plan, "num_threads"),
-        ("launch.grid", grid, "plan", plan, "grid"),
-        ("resources.tmem_cols", record.resources.tmem_cols, "plan", plan, "tmem_alloc_cols"),
-        ("launch.cluster", launch.cluster[0], "spec", spec, "num_ctas"),
-        ("serves.dtype", serves.dtype, "spec", spec, "dtype"),
-        ("serves.head_dim_qk", serves.head_dim_qk, "spec", spec, "head_dim_qk"),
-        ("serves.head_dim_v", serves.head_dim_v, "spec", spec, "head_dim_v"),
-        ("serves.lse", serves.lse, "spec", spec, "lse"),
-        ("arch", record.arch, "spec", spec, "arch"),
-        ("family", record.family, "spec", spec, "family"),
-        ("rank", record.rank, "plan", plan, "rank"),
-        ("launch.grid.constants.rows", grid["constants"].get("rows"), "plan.tiles", tiles, "rows_per_tile"),
+    yield from _said_twice(
+        "plan", plan, ("launch.dynamic_smem_bytes", launch.dynamic_smem_bytes, "smem_bytes"),
+        ("launch.threads", launch.threads, "num_threads"), ("launch.grid", grid, "grid"),
+        ("resources.tmem_cols", record.resources.tmem_cols, "tmem_alloc_cols"), ("rank", record.rank, "rank"),
+    )  # fmt: skip
+    yield from _said_twice(
+        "plan.tiles", tiles, ("launch.grid.constants.rows", grid["constants"].get("rows"), "rows_per_tile")
     )
-    for name, value, holder, held, key in facts:
-        if key in held and held[key] != value:
-            yield f"{name} is {_short(value)}, {holder}.{key} says {_short(held[key])}"
-    if "params" in plan and plan["params"] != params and not _same_params(record.params, plan["params"]):
-        yield "params are not those of plan.params"
-    if "mask" in spec and serves.masks != (spec["mask"],):
-        yield f"serves.masks is {serves.masks}, spec.mask says {spec['mask']!r}"
-    if (field := _differs(serves, copy)) is not None:
-        yield f"serves.{field} is {_short(getattr(serves, field))}, plan.serves says {_short(copy[field])}"
-    yield from _spec_problems(record)
+    if "params" in plan and not _same_params(record.params, plan["params"]):
+        yield "params of the record are not those of plan.params"
+    for name in _SERVES:
+        value = getattr(record.serves, name)
+        if name in copy and copy[name] != (list(value) if type(value) is tuple else value):
+            yield f"serves.{name} of the record is {_short(value)}, plan.serves says {_short(copy[name])}"
 
 
 def _spec_problems(record: KernelRecord) -> Iterator[str]:
-    """Values of the spec that decide what a kernel writes: features, and the range that P may reach."""
-    spec = record.spec
-    for feature in record.serves.features:
+    """Contradictions between the spec and the rest; and values that decide what a kernel writes: features, and the
+    range that P may reach. A spec that lacks a key says nothing about it.
+    """
+    serves, spec = record.serves, record.spec
+    yield from _said_twice(
+        "spec", spec, ("launch.cluster", record.launch.cluster[0], "num_ctas"), ("serves.dtype", serves.dtype, "dtype"),
+        ("serves.head_dim_qk", serves.head_dim_qk, "head_dim_qk"), ("serves.lse", serves.lse, "lse"),
+        ("serves.head_dim_v", serves.head_dim_v, "head_dim_v"), ("arch", record.arch, "arch"),
+        ("family", record.family, "family"),
+    )  # fmt: skip
+    if "mask" in spec and serves.masks != (spec["mask"],):
+        yield f"serves.masks is {serves.masks}, spec.mask says {spec['mask']!r}"
+    for feature in serves.features:
         if "mask" in spec and not spec.get(feature):
-            yield f"serves.features is {record.serves.features}, the spec has no {feature}"
+            yield f"serves.features is {serves.features}, the spec has no {feature}"
     low, high = RESCALE_THRESHOLD_RANGE
     threshold = spec.get("rescale_threshold", low)
     if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not low <= threshold <= high:
         yield f"spec.rescale_threshold is {_short(threshold)}; a spec allows {low} to {high}"
 
 
-def _differs(serves: Serves, held: dict[str, Any]) -> str | None:
-    """The first field of `serves` on which a plan's copy, as JSON gave it back, says something else."""
-    for name in _SERVES:
-        value = getattr(serves, name)
-        if name in held and held[name] != (list(value) if type(value) is tuple else value):
-            return name
-    return None
+def _said_twice(holder: str, held: dict[str, Any], *facts: tuple[str, Any, str]) -> Iterator[str]:
+    """Where `held` says something else than the record. facts: (what the record calls it, its value, the key)."""
+    for name, value, key in facts:
+        if key in held and held[key] != value:
+            yield f"{name} is {_short(value)}, {holder}.{key} says {_short(held[key])}"
 
 
 def _same_params(params: tuple[Param, ...], held: Any) -> bool:
-    """Whether a plan's parameter list, as JSON gave it back, says what `params` do. Quick: a launch waits for it."""
+    """Whether a plan's parameter list, as JSON gave it back, says what `params` do."""
     try:
         return len(params) == len(held) and all(
             (p.name, p.kind, p.offset, p.size, p.nullable)

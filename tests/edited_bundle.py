@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fmha_gen.bundle import KernelFiles, write_bundle
-from fmha_gen.manifest_io import read_manifest, read_record, read_verified_file
+from fmha_gen.manifest_io import read_manifest, read_plan, read_record, read_verified_file
 
 
 def one_kernel(core_bundle: Path, root: Path, kernel: str, edit: tuple[str, str] | None = None) -> Path:
@@ -20,5 +20,5 @@ def one_kernel(core_bundle: Path, root: Path, kernel: str, edit: tuple[str, str]
         text, count = re.subn(edit[0], edit[1], ptx.decode())
         assert count, f"{edit[0]} is not in the PTX"
         ptx = text.encode()
-    files = KernelFiles(record, cubin, ptx, lines)
+    files = KernelFiles(record, cubin, ptx, read_plan(core_bundle, record), lines)
     return write_bundle(root, "one", "1", manifest.generator, manifest.toolchain, 580, [files]).root

@@ -34,7 +34,6 @@ def make_kernel(kid: str = "fmha_fwd-sm100a-bf16-d128-full-q2-01234567", arch: s
         build_digest="b" * 64,
         symbol=symbol,
         spec={"head_dim_qk": 128, "rescale_threshold": 8.0},
-        plan={"smem_bytes": 229376},
         serves=Serves("bf16", 128, 128, ("full",), min_rows=129),
         rank=0,
         params=tuple(Param(*p) for p in PARAMS),
@@ -42,10 +41,12 @@ def make_kernel(kid: str = "fmha_fwd-sm100a-bf16-d128-full-q2-01234567", arch: s
         resources=Resources(128, 0, 0, 0, 512, 128),
         cubin=_NO_FILE,
         ptx=_NO_FILE,
+        plan=_NO_FILE,
     )
     sm = int(arch.removeprefix("sm_").removesuffix("a"))
     data = make_cubin((symbol,), sm=cubin.pop("sm", sm), **cubin)
-    return KernelFiles(record, data, make_ptx(symbol, arch), b'{"files": [], "spans": []}\n', b"# source\n")
+    plan, lines = {"smem_bytes": 229376}, b'{"files": [], "spans": []}\n'
+    return KernelFiles(record, data, make_ptx(symbol, arch), plan, lines, b"# source\n")
 
 
 def make_ptx(symbol: str, arch: str = "sm_100a", comment: str = "") -> bytes:

@@ -17,6 +17,7 @@ from fmha_gen.runtime import Device
 from tests.fake_cubin import make_cubin
 
 B200 = Device(0, "NVIDIA B200", (10, 0), 148, 232448)
+NO_PLAN = b"{}\n"
 DENSE_SCALARS = ("batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k")
 
 
@@ -82,11 +83,11 @@ def make_record(
         min_rows=0 if q_stage == 1 else 129, max_rows=128 if q_stage == 1 else None,
     )  # fmt: skip
     record = m.KernelRecord(
-        id=kernel_id, family="fmha_fwd", arch=arch, build_digest="0" * 64, symbol=symbol, spec={}, plan={},
+        id=kernel_id, family="fmha_fwd", arch=arch, build_digest="0" * 64, symbol=symbol, spec={},
         serves=serves, rank=rank, params=params,
         launch=m.LaunchRecord(512, cluster, smem, rule),
         resources=m.Resources(128, 0, 0, 0, 512, 128),
-        cubin=_file("cubin", cubin, ".cubin"), ptx=_file("ptx", ptx, ".ptx"),
+        cubin=_file("cubin", cubin, ".cubin"), ptx=_file("ptx", ptx, ".ptx"), plan=_file("plans", NO_PLAN, ".json"),
     )  # fmt: skip
     return record, cubin, ptx
 
@@ -103,13 +104,16 @@ def write_bundle(
     entries = []
     for record, cubin, ptx in kernels:
         text = m.to_json(record).encode()
-        file = _file("kernels", text, ".json")
-        for f, data in ((file, text), (record.cubin, cubin), (record.ptx, ptx)):
+        digest = hashlib.sha256(text).hexdigest()
+        entry = m.KernelEntry(
+            record.id, record.family, record.arch, record.serves, record.rank, digest, len(text)
+        )  # fmt: skip
+        for f, data in ((entry.record, text), (record.cubin, cubin), (record.ptx, ptx), (record.plan, NO_PLAN)):
             path = root / f.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             path.chmod(0o644)
-        entries.append(m.KernelEntry(record.id, record.family, record.arch, record.serves, record.rank, file))
+        entries.append(entry)
     manifest = m.Manifest(
         name="core", version="0.1.0", generator=m.Generator("0.1.0", None, False),
         toolchain=m.Toolchain("4.8.1", "13", "13.4.59", "3.11"), min_driver=min_driver, kernels=tuple(entries),
@@ -121,8 +125,7 @@ def write_bundle(
 
 def small_manifest(*records: m.KernelRecord) -> m.Manifest:
     """An index without files, for the pure functions."""
-    none = m.FileRecord("kernels/x.json", "0" * 64, 1)
-    entries = tuple(m.KernelEntry(r.id, r.family, r.arch, r.serves, r.rank, none) for r in records)
+    entries = tuple(m.KernelEntry(r.id, r.family, r.arch, r.serves, r.rank, "0" * 64, 1) for r in records)
     generator, toolchain = m.Generator("0.1.0", None, False), m.Toolchain("4.8.1", "13", "13.4.59", "3.11")
     return m.Manifest("core", "0.1.0", generator, toolchain, 580, entries)
 

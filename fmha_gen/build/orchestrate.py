@@ -281,7 +281,6 @@ def _kernel_files(item: BuildItem, kernel: CompiledKernel, with_source: bool) ->
         build_digest=item.key,
         symbol=item.job.expected.symbol,
         spec=spec.canonical(),
-        plan=plan.to_dict(),
         serves=plan.serves,
         rank=plan.rank,
         params=plan.params,
@@ -295,9 +294,10 @@ def _kernel_files(item: BuildItem, kernel: CompiledKernel, with_source: bool) ->
         resources=kernel.resources,
         cubin=_NO_FILE,
         ptx=_NO_FILE,
+        plan=_NO_FILE,
     )
     source = item.rendered.text.encode() if with_source else None
-    return KernelFiles(record, kernel.cubin, kernel.ptx, kernel.line_map, source)
+    return KernelFiles(record, kernel.cubin, kernel.ptx, plan.to_dict(), kernel.line_map, source)
 
 
 def _toolchain(kernels: list[CompiledKernel]) -> Toolchain:

@@ -27,7 +27,11 @@ def command(bundle: str, only: str | None, as_json: bool) -> None:
     records = [r for r in checked.records if r.id in wanted]
     if as_json:
         data = dataclasses.asdict(checked.manifest)
-        data["kernels"] = [dataclasses.asdict(r) for r in records]
+        data["kernels"] = [
+            dataclasses.asdict(r) | {"plan": plan}
+            for r, plan in zip(checked.records, checked.plans, strict=True)
+            if r.id in wanted
+        ]
         data["unreferenced"] = list(checked.unreferenced)
         print_json(data)
         return

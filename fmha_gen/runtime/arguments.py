@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ProblemError
 
 _MAX_SHOWN = 60  # characters
+_INT = frozenset((int,))
 GLOB = "a glob over kernel ids as a string, e.g. '*-d128-causal-*', or None"
 
 
@@ -68,7 +69,7 @@ def number(name: str, value: Any, wanted: str) -> float:
 
 def extents(name: str, value: Any) -> tuple[int, ...]:
     """A shape or strides as a tuple of integers. Raises ProblemError."""
-    if type(value) is tuple and all(type(n) is int for n in value):
+    if type(value) is tuple and _INT.issuperset(map(type, value)):
         return value
     wanted = "a tuple of integers, one an axis"
     if isinstance(value, (str, bytes)) or hasattr(value, "data_ptr"):

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BundleError, DriverError, ProblemError
 from ..manifest import KernelEntry, KernelRecord, Manifest
-from ..manifest_io import read_manifest, read_record, read_verified_file
+from ..manifest_io import read_manifest, read_plan, read_record, read_verified_file
 from . import arguments
 from . import select as selection
 from .bound import PreparedLaunch
@@ -33,8 +33,8 @@ from .tensors import HOST, MAX_ORDINAL
 class Bundle:
     """An opened bundle. Thread-safe; build it with `Bundle.open`."""
 
-    def __init__(self, path: Path, manifest: Manifest, driver: Driver) -> None:
-        self.path, self.manifest, self.driver = path, manifest, driver
+    def __init__(self, path: str, manifest: Manifest, driver: Driver) -> None:
+        self._folder, self.manifest, self.driver = path, manifest, driver
         self._lock = threading.RLock()
         self._records: dict[str, KernelRecord] = {}
         self._loaded: dict[tuple[str, int], Any] = {}
@@ -52,10 +52,15 @@ class Bundle:
         driver: what executes its kernels; CUDA by default, `fmha_gen.sim.driver.SimDriver` without a GPU.
         Raises BundleError: no bundle, another format, damaged or edited; ProblemError for arguments of a wrong type.
         """
-        folder = Path(arguments.path("bundle", path))
+        folder = arguments.path("bundle", path)
         if driver is not None and not hasattr(driver, "image"):
             raise arguments.wrong("driver", driver, "a driver, e.g. fmha_gen.sim.driver.SimDriver(), or None for CUDA")
         return cls(folder, read_manifest(folder), driver if driver is not None else CudaDriver())
+
+    @property
+    def path(self) -> Path:
+        """The bundle's folder."""
+        return Path(self._folder)
 
     @property
     def kernels(self) -> tuple[KernelEntry, ...]:
@@ -72,7 +77,7 @@ class Bundle:
             raise arguments.wrong("entry", entry, "an index entry of this bundle, one of bundle.kernels")
         record = self._records.get(entry.id)
         if record is None:
-            record = self._records.setdefault(entry.id, read_record(self.path, entry))
+            record = self._records.setdefault(entry.id, read_record(self._folder, entry))
         return record
 
     def select(self, problem: Problem, device: Device | int = 0, variant: str | None = None) -> KernelEntry:
@@ -110,7 +115,7 @@ class Bundle:
         if not entries:
             archs = ", ".join(sorted({e.arch for e in self.kernels})) or "none"
             raise BundleError(
-                f"{self.path}: no kernel matches {pattern or '*'!r} on {target.describe()}; it holds archs {archs}"
+                f"{self._folder}: no kernel matches {pattern or '*'!r} on {target.describe()}; it holds archs {archs}"
             )
         for entry in entries:
             self._load(entry, target)
@@ -134,7 +139,7 @@ class Bundle:
                     f"{entry.id}: not loaded on {device.describe()}, and the bundle is frozen; preload() it first"
                 )
             if not self._version_checked:
-                self.driver.check_version(self.manifest.min_driver, str(self.path))
+                self.driver.check_version(self.manifest.min_driver, self._folder)
                 self._version_checked = True
             record = self.record(entry)
             if key not in self._loaded:
@@ -142,12 +147,12 @@ class Bundle:
             return self._loaded[key]
 
     def _load_files(self, record: KernelRecord, device: Device) -> Any:
-        file, lines = record.cubin, None
+        file, lines, plan = record.cubin, None, None
         if self.driver.image == "ptx":
-            file = record.ptx
-            lines = None if record.line_map is None else read_verified_file(self.path, record.line_map)
-        image = read_verified_file(self.path, file)
-        return self.driver.load(record, image, device, os.path.join(self.path, file.path), lines)
+            file, plan = record.ptx, read_plan(self._folder, record)
+            lines = None if record.line_map is None else read_verified_file(self._folder, record.line_map)
+        image = read_verified_file(self._folder, file)
+        return self.driver.load(record, image, device, f"{self._folder}/{file.path}", lines, plan)
 
     # ---- launching
 

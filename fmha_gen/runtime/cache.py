@@ -27,14 +27,16 @@ Key = tuple[Any, Addresses]
 
 
 class Geometry:
-    """Launches that differ in addresses only. first: the one that was prepared in full. spans: bytes of each tensor."""
+    """Launches that differ in addresses only. first: the one that was prepared in full.
 
-    __slots__ = ("by_address", "first", "seen", "shapes", "spans", "strides")
+    layout: shapes, strides and spans in bytes of the tensors; None until addresses move, which many lengths never see.
+    """
 
-    def __init__(self, first: PreparedLaunch, geometry: Any) -> None:
+    __slots__ = ("by_address", "first", "layout", "seen")
+
+    def __init__(self, first: PreparedLaunch) -> None:
         self.first = first
-        self.shapes, self.strides = _layout(geometry)
-        self.spans = spans_bytes(self.shapes, self.strides)
+        self.layout: tuple[Any, ...] | None = None
         self.by_address: dict[Addresses, PreparedLaunch] = {}
         self.seen: set[Addresses] = set()
 
@@ -42,10 +44,9 @@ class Geometry:
 class LaunchCache:
     """Thread-safe by the atomicity of dict reads and writes; two threads may prepare the same launch once each."""
 
-    __slots__ = ("_geometries", "_latest", "_recipes")
+    __slots__ = ("_geometries", "_recipes")
 
     def __init__(self) -> None:
-        self._latest: dict[Any, tuple[Any, PreparedLaunch]] = {}  # (addresses, options) -> geometry, its launch
         self._geometries: dict[Any, Geometry] = {}
         self._recipes: dict[Any, Recipe] = {}
 
@@ -64,38 +65,30 @@ class LaunchCache:
             return None
 
     def launch(self, key: Key, stream: int) -> bool:
-        """Launch what was prepared for `key`, or for its geometry at other addresses. False: prepare it first.
-
-        The addresses are looked up first: hashing five numbers and comparing a geometry takes half the time of hashing
-        and comparing it.
-        """
+        """Launch what was prepared for `key`, or for its geometry at other addresses. False: prepare it first."""
         described, addresses = key
-        short = addresses, described[-1]
         try:
-            latest = self._latest.get(short)
+            geometry = self._geometries.get(described)
         except TypeError:  # an option that cannot be hashed, and so is wrong or rare
             return False
-        if latest is not None and latest[0] == described:
-            latest[1](stream)
-            return True
-        geometry = self._geometries.get(described)
         if geometry is None:
             return False
         found = geometry.by_address.get(addresses)
         if found is None:
-            return self._launch_moved(geometry, addresses, stream)
-        if len(self._latest) >= MAX_ADDRESSES:
-            self._latest = {}
-        self._latest[short] = described, found
+            return self._launch_moved(geometry, key, stream)
         found(stream)
         return True
 
-    def _launch_moved(self, geometry: Geometry, addresses: Addresses, stream: int) -> bool:
+    def _launch_moved(self, geometry: Geometry, key: Key, stream: int) -> bool:
+        addresses = key[1]
         q, k, v, out, lse = addresses
         if (q | k | v | out) & 15 or lse & 3 or not (q and k and v and out):
             return False  # preparing says what is wrong
         if addresses not in geometry.seen:
-            layout = geometry.shapes, geometry.strides, geometry.spans
+            layout = geometry.layout
+            if layout is None:
+                shapes, strides = _layout(key[0])
+                layout = geometry.layout = shapes, strides, spans_bytes(shapes, strides)
             if not apart(addresses, layout[2]) and clash(addresses, *layout):
                 return False
             if len(geometry.seen) >= MAX_ADDRESSES:
@@ -115,7 +108,7 @@ class LaunchCache:
         try:
             if len(self._geometries) >= MAX_GEOMETRIES:
                 self._geometries = {}
-            geometry = self._geometries.setdefault(key[0], Geometry(launch, key[0]))
+            geometry = self._geometries.setdefault(key[0], Geometry(launch))
         except TypeError:
             return
         geometry.by_address[key[1]] = launch

@@ -174,7 +174,13 @@ class CudaDriver:
     # ---- kernels
 
     def load(
-        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+        self,
+        record: KernelRecord,
+        image: bytes,
+        device: Device,
+        where: str,
+        line_map: bytes | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> CudaKernel:
         """Load a kernel into the context that `device` has now, and opt in to its shared memory there.
 
@@ -182,30 +188,28 @@ class CudaDriver:
         driver sees it: a driver given a damaged image can crash. Raises BundleError or DriverError.
         """
         key = (record.id, record.cubin.sha256, device.ordinal)
-        with self._lock, self._capture_allowed():
-            kernel = self._kernels.get(key)
-            if kernel is None:
-                self._check_image(record, image, device, where)
-                kernel = CudaKernel(self._get_kernel(record, image, where), record.id, where)
-                self._opt_in(kernel, record, device)
-                self._kernels[key] = kernel
-            with self.context(device.ordinal) as context:
-                self.enter(kernel, context)
+        with self._lock:
+            before = self._set_capture_mode(self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+            try:
+                kernel = self._kernels.get(key)
+                if kernel is None:
+                    self._check_image(record, image, device, where)
+                    kernel = CudaKernel(self._get_kernel(record, image, where), record.id, where)
+                    self._opt_in(kernel, record, device)
+                    self._kernels[key] = kernel
+                with self.context(device.ordinal) as context:
+                    self.enter(kernel, context)
+            finally:
+                self._set_capture_mode(before)
             return kernel
 
-    @contextmanager
-    def _capture_allowed(self) -> Iterator[None]:
-        """Loading is permitted inside although a stream of the process is being captured into a graph.
+    def _set_capture_mode(self, mode: Any) -> Any:
+        """Set what this thread may call while a stream of the process is being captured into a graph; returns what was.
 
-        The driver forbids calls then that might synchronise; those that load a kernel have no part in the capture.
+        By default the driver forbids what might synchronise. Calls that load a kernel have no part in the capture: they
+        are made in the relaxed mode, which permits them.
         """
-        api = self.api
-        relaxed = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        before = self.check(api.cuThreadExchangeStreamCaptureMode(relaxed), "cuda: capture mode")
-        try:
-            yield
-        finally:
-            self.check(api.cuThreadExchangeStreamCaptureMode(before), "cuda: capture mode")
+        return self.check(self.api.cuThreadExchangeStreamCaptureMode(mode), "cuda: capture mode")
 
     def _check_image(self, record: KernelRecord, image: bytes, device: Device, where: str) -> None:
         if ARCH_CAPABILITY.get(record.arch) != device.compute_capability:
@@ -245,8 +249,11 @@ class CudaDriver:
             raise DriverError(
                 f"{kernel.name}: not loaded in the current context, and the bundle is frozen; preload() it there first"
             )
-        with self._capture_allowed():
+        before = self._set_capture_mode(self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
             self.check(self.api.cuKernelGetFunction(kernel.handle), f"{kernel.where}: load into the context")
+        finally:
+            self._set_capture_mode(before)
         kernel.contexts.add(context)
 
     # ---- launches

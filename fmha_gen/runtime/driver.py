@@ -121,11 +121,17 @@ class Driver(Protocol):
         """The device that holds the tensors of a launch. Raises ProblemError or DriverError."""
 
     def load(
-        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+        self,
+        record: KernelRecord,
+        image: bytes,
+        device: Device,
+        where: str,
+        line_map: bytes | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> Any:
         """Load a kernel so that no later launch on `device` loads anything. `image` is verified already.
 
-        line_map: of a PTX image, for messages (see docs/bundle.md).
+        line_map, plan: of a PTX image, for messages (see docs/bundle.md).
         """
 
     def bind(self, kernel: Any, packed: PackedLaunch, device: Device) -> BoundLaunch:

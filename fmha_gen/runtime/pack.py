@@ -30,7 +30,6 @@ from .tensors import ITEM_BYTES
 _TENSOR_OF = {"o": "out"}  # a map may be recorded under the kernel's short name
 _Q, _LSE = ADDRESS_ORDER.index("q"), ADDRESS_ORDER.index("lse")
 
-_EXTENTS = frozenset(AXES["q"] + AXES["v"] + AXES["k"])
 _NUM_PLAIN = len(Sizes._fields) + len(ADDRESS_ORDER) + 1
 _Op = Callable[[Sizes, Memory], Argument]
 _new = tuple.__new__
@@ -170,8 +169,9 @@ def _map(spec: TensorMapRecord, dtype: str, where: str) -> _Op:
         raise BundleError(f"{where}: describes tensor {spec.tensor!r}, unknown to this fmha-gen; install a newer one")
     if spec.element != dtype:
         raise BundleError(f"{where}: element {spec.element}, tensor {name} holds {dtype}; the record is damaged")
-    letters = _letters(name)
-    index, axes = ADDRESS_ORDER.index(name), tuple([_axis(name, letters, a, where) for a in spec.axes])
+    index, axes = ADDRESS_ORDER.index(name), tuple([_WALKED.get((name, a.axis, a.extent), -1) for a in spec.axes])
+    if -1 in axes:
+        raise _not_walked(name, spec.axes[axes.index(-1)], where)
     outer, item = axes[1:], ITEM_BYTES[dtype]
     if len(axes) < 2:
         raise BundleError(f"{where}: a map of {len(axes)} axes; the driver encodes at least 2; the record is damaged")
@@ -204,20 +204,27 @@ def _map(spec: TensorMapRecord, dtype: str, where: str) -> _Op:
     return encode
 
 
-def _axis(tensor: str, letters: str, walked: MapAxis, where: str) -> int:
-    """Which axis of the tensor a map's axis walks. Its extent must be that axis's own: TMA bounds accesses by it."""
+def _not_walked(tensor: str, walked: MapAxis, where: str) -> BundleError:
+    """What is wrong with an axis of a map. Its extent must be that axis's own: TMA bounds accesses by it."""
     letter, extent = walked.axis, walked.extent
-    if letter not in letters or extent not in _EXTENTS:
-        raise BundleError(f"{where}: axis {letter} of extent {extent!r} is unknown here; install a newer fmha-gen")
+    letters = _letters(tensor)
+    if letter not in letters or extent not in AXES["q"] + AXES["v"] + AXES["k"]:
+        return BundleError(f"{where}: axis {letter} of extent {extent!r} is unknown here; install a newer fmha-gen")
     axis = letters.index(letter)
-    if AXES[tensor][axis] != extent:
-        raise BundleError(f"{where}: axis {letter} is bounded by {extent}, that of {tensor} is {AXES[tensor][axis]}")
-    return axis
+    return BundleError(f"{where}: axis {letter} is bounded by {extent}, that of {tensor} is {AXES[tensor][axis]}")
 
 
 def _letters(tensor: str) -> str:
     """The one-letter names of a tensor's axes, in their order."""
     return "" if tensor not in AXES else "bhs" if tensor == "lse" else "bshd"
+
+
+_WALKED = {
+    (tensor, letter, extent): axis
+    for tensor, extents in AXES.items()
+    for axis, (letter, extent) in enumerate(zip(_letters(tensor), extents, strict=True))
+}
+"""(tensor, letter, extent) of a map's axis -> which axis of the tensor it walks."""
 
 
 def _unknown(record: KernelRecord, param: Param) -> BundleError:

@@ -15,6 +15,7 @@ from .tensors import ITEM_BYTES, TensorArg, as_tensor
 MAX_EXTENT = 2**31 - 1  # lengths and head counts are 32-bit in the kernels, as are TMA coordinates
 TMA_ALIGN_BYTES = 16
 TMA_STRIDE_LIMIT_BYTES = 2**40
+_STRIDE_LIMIT = TMA_STRIDE_LIMIT_BYTES // 4  # elements of 32 bits, and a safe one of 16
 LOG2_E = math.log2(math.e)
 F32_SMALLEST_NORMAL = 2.0**-126
 F32_MAX = 3.4028234663852886e38
@@ -204,30 +205,13 @@ class Memory(NamedTuple):
     strides: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """A problem with its tensors, all checked: q, k, v, out and, if wanted, lse."""
 
     problem: Problem
     tensors: Mapping[str, TensorArg]
-
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(*[getattr(self.problem, name) for name in Sizes._fields])
-
-    @property
-    def memory(self) -> Memory:
-        given = [self.tensors.get(name) for name in AXES]
-        return Memory(
-            tuple(0 if t is None else t.address for t in given),
-            tuple(None if t is None else t.shape for t in given),
-            tuple(None if t is None else t.strides for t in given),
-        )
-
-    @property
-    def device(self) -> int | None:
-        """The CUDA ordinal (or HOST) that the tensors share; None when none of them says."""
-        return next((t.device for t in self.tensors.values() if t.device is not None), None)
+    sizes: Sizes
+    memory: Memory
 
 
 def describe_launch(
@@ -250,19 +234,25 @@ def describe_launch(
     tensors = {name: as_tensor(obj, name, None if name == "lse" else dtype) for name, obj in named.items()}
     _check_ranks(tensors)
     _check_dtypes(tensors, served, dtype)
-    qs, ks = tensors["q"].shape, tensors["k"].shape
-    problem = Problem(
-        dtype=tensors["q"].dtype, batch=qs[0], seqlen_q=qs[1], seqlen_k=ks[1], num_heads_q=qs[2], num_heads_kv=ks[2],
-        head_dim_qk=qs[3], head_dim_v=tensors["v"].shape[3], mask=mask, window=bounds,
-        features=tuple(sorted(features)), softmax_scale=softmax_scale, lse=lse is not None,
-    )  # fmt: skip
-    _check_shapes(problem, tensors)
+    (batch, seqlen_q, heads, dim), (_, seqlen_k, heads_kv, _) = tensors["q"].shape, tensors["k"].shape
+    sizes = Sizes(tensors["q"].dtype, batch, seqlen_q, seqlen_k, heads, heads_kv, dim, tensors["v"].shape[3])
+    problem = Problem(*sizes, mask, bounds, tuple(sorted(features)), softmax_scale, lse is not None)
+    _check_shapes(sizes, tensors)
     _check_devices(tensors)
-    for name, tensor in tensors.items():
-        check_layout(name, tensor)
-    launch = Launch(problem, tensors)
-    check_overlap(*launch.memory)
-    return launch
+    memory = _memory([tensors.get(name) for name in AXES])
+    if not plain(memory):
+        for name, tensor in tensors.items():
+            check_layout(name, tensor)
+    check_overlap(*memory)
+    return Launch(problem, tensors, sizes, memory)
+
+
+def _memory(given: list[TensorArg | None]) -> Memory:
+    return Memory(
+        tuple([0 if t is None else t.address for t in given]),
+        tuple([None if t is None else t.shape for t in given]),
+        tuple([None if t is None else t.strides for t in given]),
+    )
 
 
 def _check_ranks(tensors: Mapping[str, TensorArg]) -> None:
@@ -294,9 +284,9 @@ def _check_dtypes(tensors: Mapping[str, TensorArg], served: tuple[str, ...], ask
         raise ProblemError(f"lse: dtype {tensors['lse'].dtype}; wanted float32; allocate it as float32")
 
 
-def _check_shapes(problem: Problem, tensors: Mapping[str, TensorArg]) -> None:
+def _check_shapes(sizes: Sizes, tensors: Mapping[str, TensorArg]) -> None:
     for name, t in tensors.items():
-        wanted = tuple([getattr(problem, axis) for axis in AXES[name]])
+        wanted = tuple([getattr(sizes, axis) for axis in AXES[name]])
         if t.shape != wanted:
             given = ", ".join(f"{other} {tensors[other].shape}" for other in ("q", "k", "v"))
             raise ProblemError(f"{name}: shape {t.shape}; wanted {wanted} = ({', '.join(AXES[name])}), from {given}")
@@ -307,6 +297,26 @@ def _check_devices(tensors: Mapping[str, TensorArg]) -> None:
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{name} on {'host' if d < 0 else f'cuda:{d}'}" for name, d in known.items())
         raise ProblemError(f"device: {listed}; all tensors of a launch must be on one device; copy them there")
+
+
+def plain(memory: Memory) -> bool:
+    """Whether `check_layout` surely finds nothing wrong with any of the tensors."""
+    q, k, v, out, lse = memory.strides
+    a, b, c, d, e = memory.addresses
+    if lse is not None:
+        x, y, z = lse
+        if not e or e & 3 or not (x > 0 and y > 0 and z > 0 and x | y | z < _STRIDE_LIMIT):
+            return False
+    # bitwise or: negative if one of them is, below a power of two if all are, a multiple of 8 if all are
+    bits = q[0] | q[1] | q[2] | k[0] | k[1] | k[2] | v[0] | v[1] | v[2] | out[0] | out[1] | out[2]
+    return bool(
+        0 <= bits < _STRIDE_LIMIT
+        and not bits & 7
+        and out[0] and out[1] and out[2]
+        and q[3] == k[3] == v[3] == out[3] == 1
+        and a and b and c and d
+        and not (a | b | c | d) & 15
+    )  # fmt: skip
 
 
 def check_layout(name: str, t: TensorArg) -> None:

@@ -17,11 +17,10 @@ from .bound import PreparedLaunch
 from .driver import Device, Driver
 from .overlap import check_overlap
 from .pack import Packer
-from .problem import AXES, MAX_EXTENT, TMA_STRIDE_LIMIT_BYTES, Memory, Problem, Sizes, check_layout, packed_rows
+from .problem import AXES, MAX_EXTENT, Memory, Problem, Sizes, check_layout, packed_rows, plain
 from .select import prefers
 from .tensors import TensorArg
 
-_STRIDE_LIMIT = TMA_STRIDE_LIMIT_BYTES // 4  # elements of 32 bits, and a safe one of 16
 _NAMES = tuple(AXES)
 _new = tuple.__new__
 
@@ -61,7 +60,7 @@ class Recipe:
         sizes = self._sizes(memory.shapes)
         if sizes is None:
             return None
-        if not _plain(memory):
+        if not plain(memory):
             for name, address, shape, strides in zip(_NAMES, *memory, strict=True):
                 if shape is not None:
                     dtype = "float32" if name == "lse" else self._dtype
@@ -107,23 +106,3 @@ class Recipe:
             if prefers(choice.entry.serves, rows):
                 return choice
         return self._choices[0]
-
-
-def _plain(memory: Memory) -> bool:
-    """Whether `check_layout` surely finds nothing wrong with any of the tensors."""
-    q, k, v, out, lse = memory.strides
-    a, b, c, d, e = memory.addresses
-    if lse is not None:
-        x, y, z = lse
-        if not e or e & 3 or not (x > 0 and y > 0 and z > 0 and x | y | z < _STRIDE_LIMIT):
-            return False
-    # bitwise or: negative if one of them is, below a power of two if all are, a multiple of 8 if all are
-    bits = q[0] | q[1] | q[2] | k[0] | k[1] | k[2] | v[0] | v[1] | v[2] | out[0] | out[1] | out[2]
-    return bool(
-        0 <= bits < _STRIDE_LIMIT
-        and not bits & 7
-        and out[0] and out[1] and out[2]
-        and q[3] == k[3] == v[3] == out[3] == 1
-        and a and b and c and d
-        and not (a | b | c | d) & 15
-    )  # fmt: skip

@@ -108,6 +108,8 @@ def _checked(t: TensorArg, name: str) -> TensorArg:
         device = arguments.integer(f"{name}: device", device, "a CUDA ordinal, or None", HOST, MAX_ORDINAL)
     address = arguments.integer(f"{name}: address", t.address, "an address in bytes", 0, MAX_ADDRESS)
     shape, strides = arguments.extents(f"{name}: shape", t.shape), arguments.extents(f"{name}: strides", t.strides)
+    if shape is t.shape and strides is t.strides and address is t.address and device is t.device:
+        return t
     return TensorArg(address, shape, strides, t.dtype, device)
 
 

@@ -53,7 +53,10 @@ class Lines:
 
 @dataclass(frozen=True)
 class SimKernel:
-    """A kernel ready to run: its PTX, and what a launch needs of its record. planned_registers: warp -> per thread."""
+    """A kernel ready to run: its PTX, and what a launch needs of its record and plan.
+
+    planned_registers: warp -> per thread.
+    """
 
     id: str
     ptx: str
@@ -127,7 +130,13 @@ class SimDriver:
         return self._device
 
     def load(
-        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+        self,
+        record: KernelRecord,
+        image: bytes,
+        device: Device,
+        where: str,
+        line_map: bytes | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> SimKernel:
         """Parse and translate a kernel's PTX. Raises BundleError: no PTX; SimError: not modelled."""
         try:
@@ -135,7 +144,7 @@ class SimDriver:
         except UnicodeDecodeError:
             raise BundleError(f"{where}: is no PTX text; rebuild the bundle") from None
         lines = Lines(line_map)
-        roles, planned = roles_of(record), planned_registers(record)
+        roles, planned = roles_of(plan or {}), planned_registers(plan or {})
         kernel = SimKernel(record.id, ptx, record.symbol, record.resources.registers, roles, planned, where)
         program = prepare(Launch(ptx, (1,), (record.launch.threads,), (), entry=record.symbol))
         for ins in program.kernel.instrs:  # reports name source lines, although the PTX has no debug information
@@ -250,14 +259,14 @@ def summary(findings: Sequence[Finding]) -> list[str]:
     return [f"{group[0]}{more[key] if len(group) > 1 else ''}" for key, group in groups.items()]
 
 
-def roles_of(record: KernelRecord) -> dict[int, str]:
-    """Warp -> role name, from the plan in the kernel's record."""
-    return {warp: role["name"] for role in record.plan.get("roles", ()) for warp in role["warp_ids"]}
+def roles_of(plan: Mapping[str, Any]) -> dict[int, str]:
+    """Warp -> role name, from the kernel's plan."""
+    return {warp: role["name"] for role in plan.get("roles", ()) for warp in role["warp_ids"]}
 
 
-def planned_registers(record: KernelRecord) -> dict[int, int]:
-    """Warp -> registers per thread after setmaxnreg, from the plan in the kernel's record."""
-    roles = (role for role in record.plan.get("roles", ()) if "num_regs" in role)
+def planned_registers(plan: Mapping[str, Any]) -> dict[int, int]:
+    """Warp -> registers per thread after setmaxnreg, from the kernel's plan."""
+    roles = (role for role in plan.get("roles", ()) if "num_regs" in role)
     return {warp: role["num_regs"] for role in roles for warp in role["warp_ids"]}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import FileError, ProblemError, SelectionError
 from ..manifest import KernelEntry, Manifest
-from ..manifest_io import read_cubin, read_manifest, read_ptx, read_record
+from ..manifest_io import read_cubin, read_manifest, read_plan, read_ptx, read_record
 from ..output_file import check_output, write_output
 from ..runtime.select import matching
 from .bench import open_bench
@@ -115,10 +115,11 @@ def verify_bundle(bundle: str | os.PathLike[str], options: VerifyOptions) -> Rep
 
 
 def _task(bundle: str | os.PathLike[str], entry: KernelEntry, options: VerifyOptions) -> Task:
-    """What a worker needs. A proof names the digests of files that were there: both are read and checked first."""
+    """What a worker needs. A proof names the digests of files that were there: all are read and checked first."""
     record = read_record(bundle, entry)
     read_cubin(bundle, record)
     read_ptx(bundle, record)
+    read_plan(bundle, record)
     digests = record.ptx.sha256, record.cubin.sha256
     return Task(str(bundle), entry.id, options.driver, options.quick, options.seeds, *digests)
 

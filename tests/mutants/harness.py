@@ -6,14 +6,15 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fmha_gen.bundle import KernelFiles, write_bundle
 from fmha_gen.manifest import KernelEntry, KernelRecord
-from fmha_gen.manifest_io import read_cubin, read_manifest, read_record, read_verified_file
+from fmha_gen.manifest_io import read_cubin, read_manifest, read_plan, read_record, read_verified_file
 from fmha_gen.reference import Reference
 from fmha_gen.runtime import Bundle
 from fmha_gen.runtime.driver import Device
@@ -60,11 +61,17 @@ class _MutantDriver(SimDriver):
         self.mutant = mutant
 
     def load(
-        self, record: KernelRecord, image: bytes, device: Device, where: str, line_map: bytes | None = None
+        self,
+        record: KernelRecord,
+        image: bytes,
+        device: Device,
+        where: str,
+        line_map: bytes | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> SimKernel:
         if self.mutant is not None:
             image = self.mutant.apply(image.decode()).encode()
-        return super().load(record, image, device, where, line_map)
+        return super().load(record, image, device, where, line_map, plan)
 
 
 class _MutantBench(SimBench):
@@ -102,6 +109,10 @@ class Kernel:
         return read_record(self.bundle, self.entry)
 
     @cached_property
+    def plan(self) -> dict[str, Any]:
+        return read_plan(self.bundle, self.record)
+
+    @cached_property
     def ptx(self) -> str:
         return (self.bundle / self.record.ptx.path).read_text()
 
@@ -114,10 +125,10 @@ class Kernel:
     @cached_property
     def sites(self) -> list[Site]:
         """Named by a run of the unchanged kernel. Raises AssertionError if that is not clean."""
-        with observe(self.ptx, self.record) as seen:
+        with observe(self.ptx, self.record, self.plan) as seen:
             verdict = self.verify(None)
         assert not verdict.caught, f"the unchanged kernel fails: {verdict.where}"
-        return name_sites(find_sites(self.ptx), seen, self.record)
+        return name_sites(find_sites(self.ptx), seen, self.plan)
 
     @cached_property
     def mutants(self) -> dict[str, Mutant]:
@@ -132,6 +143,7 @@ class Kernel:
             record,
             read_cubin(self.bundle, record),
             mutant.apply(self.ptx).encode(),
+            self.plan,
             read_verified_file(self.bundle, record.line_map),
         )
         generator, toolchain = manifest.generator, manifest.toolchain

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fmha_gen.manifest import KernelRecord
 from fmha_gen.sim import Launch, prepare
@@ -90,11 +91,11 @@ class Observed:
 
 
 @contextmanager
-def observe(ptx: str, record: KernelRecord) -> Iterator[dict[int, Observed]]:
+def observe(ptx: str, record: KernelRecord, plan: dict[str, Any]) -> Iterator[dict[int, Observed]]:
     """PTX line -> what the simulator executes there while the context is open."""
     program = prepare(Launch(ptx, (1,), (record.launch.threads,), (), entry=record.symbol))
     before = [(step, step.run, step.native) for step in program.steps]
-    watch = _Watch(barrier_names(record, program.dynamic_smem_offset))
+    watch = _Watch(barrier_names(plan, program.dynamic_smem_offset))
     for step, run, native in before:
         if run is not None:
             step.run = watch.operation(program, step.instr, run)
@@ -156,20 +157,20 @@ def _barrier_operand(opcode: str) -> int | None:
     return -1 if opcode.startswith(("bar.sync", "barrier.")) else None
 
 
-def barrier_names(record: KernelRecord, smem_base: int) -> dict[int, str]:
+def barrier_names(plan: dict[str, Any], smem_base: int) -> dict[int, str]:
     """Shared address of each mbarrier -> its name in the plan."""
-    first = next(b["offset_bytes"] for b in record.plan["smem"] if b["name"] == "mbarriers")
+    first = next(b["offset_bytes"] for b in plan["smem"] if b["name"] == "mbarriers")
     return {
         smem_base + first + b["offset_bytes"] + 8 * stage: b["name"]
-        for b in record.plan["barriers"]
+        for b in plan["barriers"]
         for stage in range(b["stages"])
     }
 
 
-def name_sites(sites: list[Site], seen: dict[int, Observed], record: KernelRecord) -> list[Site]:
+def name_sites(sites: list[Site], seen: dict[int, Observed], plan: dict[str, Any]) -> list[Site]:
     """Sites with the roles, barriers and numbers that the run showed."""
-    named = {n["id"] + i: n["name"] for n in record.plan["named_barriers"] for i in range(n["count"])}
-    every = len({r["name"] for r in record.plan["roles"]})
+    named = {n["id"] + i: n["name"] for n in plan["named_barriers"] for i in range(n["count"])}
+    every = len({r["name"] for r in plan["roles"]})
     count: Counter[tuple[str, str, str]] = Counter()
     out = []
     for site in sites:

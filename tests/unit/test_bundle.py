@@ -14,7 +14,7 @@ import pytest
 
 from fmha_gen.bundle import check_bundle
 from fmha_gen.errors import BundleError
-from fmha_gen.manifest import FileRecord, KernelEntry, Manifest, Serves
+from fmha_gen.manifest import KernelEntry, Manifest, Serves
 from fmha_gen.manifest_io import check_relative_path, manifest_text, read_manifest, read_record, read_verified_file
 from tests.fake_bundle import GENERATOR, TOOLCHAIN, make_bundle, make_kernel, make_ptx
 
@@ -51,7 +51,7 @@ def test_reads_back_what_was_written(root: Path):
     want = {k.record.id: k for k in (make_kernel(), make_kernel("fmha_fwd-sm100a-bf16-d64-causal-q1-89abcdef"))}
     for record in checked.records:
         kernel = want[record.id]
-        blank = {"cubin": kernel.record.cubin, "ptx": kernel.record.ptx, "line_map": None, "source": None}
+        blank = {name: getattr(kernel.record, name) for name in ("cubin", "ptx", "plan", "line_map", "source")}
         assert dataclasses.replace(record, **blank) == kernel.record
         assert read_verified_file(root, record.cubin) == kernel.cubin
         assert read_verified_file(root, record.ptx) == kernel.ptx
@@ -99,7 +99,7 @@ def test_readers_of_the_index_before_keep_their_files(root: Path):
 
 
 @pytest.mark.parametrize("size", [0, 100])
-@pytest.mark.parametrize("folder", ["cubin", "ptx", "records", "lines", "source"])
+@pytest.mark.parametrize("folder", ["cubin", "ptx", "records", "plans", "lines", "source"])
 def test_truncated_file_is_named_with_both_sizes(root: Path, folder: str, size: int):
     """A08: truncation by power loss."""
     path = only(root, folder)
@@ -110,7 +110,7 @@ def test_truncated_file_is_named_with_both_sizes(root: Path, folder: str, size: 
         check_bundle(root)
 
 
-@pytest.mark.parametrize("folder", ["cubin", "ptx", "records", "lines", "source"])
+@pytest.mark.parametrize("folder", ["cubin", "ptx", "records", "plans", "lines", "source"])
 def test_one_flipped_byte_is_named_with_both_digests(root: Path, folder: str):
     """A08: a flipped byte in any file of the bundle."""
     path = only(root, folder)
@@ -137,7 +137,7 @@ def test_swapped_and_missing_cubins_are_named(root: Path):
         check_bundle(root)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "records", "cubin", "ptx"])
+@pytest.mark.parametrize("name", ["manifest.json", "records", "plans", "cubin", "ptx"])
 def test_a_folder_in_place_of_a_file_is_named(root: Path, name: str):
     path = root / name if name.endswith(".json") else only(root, name)
     path.unlink()
@@ -163,9 +163,9 @@ def test_a_disk_that_takes_no_more_is_named(tmp_path: Path, monkeypatch: pytest.
 def rewrite_record(root: Path, change) -> None:
     """Edit the d128 kernel's record as somebody would who also puts every digest right. change: of the decoded JSON."""
 
-    def put(folder: str, suffix: str, data: bytes) -> dict[str, object]:
+    def put(folder: str, suffix: str, data: bytes, name: str = "edited") -> dict[str, object]:
         digest = hashlib.sha256(data).hexdigest()
-        path = f"{folder}/edited.{digest[:16]}{suffix}"
+        path = f"{folder}/{name}.{digest[:16]}{suffix}"
         (root / path).write_bytes(data)
         return {"path": path, "sha256": digest, "size_bytes": len(data)}
 
@@ -175,7 +175,8 @@ def rewrite_record(root: Path, change) -> None:
     def index(data: dict) -> None:
         (entry,) = (k for k in data["kernels"] if "d128" in k["id"])
         entry["serves"] = record["serves"]
-        entry["record"] = put("records", ".json", json.dumps(record).encode())
+        file = put("records", ".json", json.dumps(record).encode(), entry["id"])
+        entry["record_sha256"], entry["record_bytes"] = file["sha256"], file["size_bytes"]
 
     rewrite(root, index)
 
@@ -211,6 +212,17 @@ def replace_ptx(text: str):
     return change
 
 
+def replace_plan(plan: object):
+    def change(record, put):
+        record["plan"] = put("plans", ".json", json.dumps(plan).encode())
+
+    return change
+
+
+def planned(key: str, value: object):
+    return replace_plan({key: value})
+
+
 RULE = {"name": "persistent", "constants": {"rows": 256}}
 
 
@@ -225,7 +237,7 @@ RULE = {"name": "persistent", "constants": {"rows": 256}}
             "dynamic_smem_bytes is 1073741824; sm_100a allows 0 to 232448",
         ),
         (set_to("launch", "dynamic_smem_bytes", -1), "dynamic_smem_bytes is -1"),
-        (set_to("launch", "dynamic_smem_bytes", 10), "dynamic_smem_bytes is 10, plan.smem_bytes says 229376"),
+        (planned("smem_bytes", 10), "launch.dynamic_smem_bytes is 229376, plan.smem_bytes says 10"),
         (set_to("launch", "threads", 100), "launch.threads is 100; a block has whole warps"),
         (set_to("launch", "cluster", [0, 1, 1]), "a cluster has 1 to 16 CTAs"),
         (set_to("launch", "cluster", [32, 1, 1]), "a cluster has 1 to 16 CTAs"),
@@ -240,17 +252,21 @@ RULE = {"name": "persistent", "constants": {"rows": 256}}
             r"serves.masks is \('full', 'causal'\), spec.mask says 'full'",
         ),
         (both(set_to("spec", "mask", "full"), serving("features", ["softcap"])), "the spec has no softcap"),
-        (set_to("plan", "serves", {"masks": ["full"], "min_rows": 0}), "serves.min_rows is 129, plan.serves says 0"),
-        (set_to("plan", "serves", None), "plan.tiles is {} and plan.serves None; both are mappings"),
-        (set_to("plan", "rank", 1), "rank is 0, plan.rank says 1"),
-        (set_to("plan", "tiles", {"rows_per_tile": 128}), "rows is 256, plan.tiles.rows_per_tile says 128"),
+        (
+            planned("serves", {"masks": ["full"], "min_rows": 0}),
+            "serves.min_rows of the record is 129, plan.serves says 0",
+        ),
+        (planned("serves", None), "tiles is {} and serves None; both are mappings"),
+        (planned("rank", 1), "rank is 0, plan.rank says 1"),
+        (planned("tiles", {"rows_per_tile": 128}), "rows is 256, plan.tiles.rows_per_tile says 128"),
         (set_to("spec", "rescale_threshold", 8.5), "rescale_threshold is 8.5; a spec allows 0 to 8"),
         (set_to("spec", "rescale_threshold", float("nan")), "rescale_threshold is nan; a spec allows 0 to 8"),
         (set_to("spec", "rescale_threshold", "8"), "rescale_threshold is '8'; a spec allows 0 to 8"),
         (set_to("spec", "head_dim_qk", 64), "serves.head_dim_qk is 128, spec.head_dim_qk says 64"),
         (set_to("spec", "num_ctas", 2), "launch.cluster is 1, spec.num_ctas says 2"),
-        (set_to("plan", "tmem_alloc_cols", 256), "resources.tmem_cols is 512, plan.tmem_alloc_cols says 256"),
-        (set_to("plan", "params", []), "params are not those of plan.params"),
+        (planned("tmem_alloc_cols", 256), "resources.tmem_cols is 512, plan.tmem_alloc_cols says 256"),
+        (planned("params", []), "params of the record are not those of plan.params"),
+        (replace_plan([]), r"is \[\]; a plan is a mapping"),
         (replace_ptx(""), "is PTX with no target, the record says sm_100a"),
         (replace_ptx(".target sm_90a\n.entry SYMBOL()\n"), "is PTX with target sm_90a"),
         (
@@ -286,6 +302,12 @@ def test_manifest_values_that_nothing_can_use_are_refused(root: Path, key: str, 
     [
         (lambda k: k[0].update(id="../x"), r"kernel id is '\.\./x'; words of letters"),
         (lambda k: k[0].update(id="a b"), "kernel id is 'a b'; words of letters"),
+        (lambda k: k[0].update(id=""), "kernel id is ''; words of letters"),
+        (lambda k: k[0].update(id="a--b"), "kernel id is 'a--b'; words of letters"),
+        (lambda k: k[0].update(id="-a"), "kernel id is '-a'; words of letters"),
+        (lambda k: k[1].update(id="a-"), "kernel id is 'a-'; words of letters"),
+        (lambda k: k[0].update(id="é"), "kernel id is 'é'; words of letters"),
+        (lambda k: k[0].update(id="a²"), "kernel id is 'a²'; words of letters"),
         (lambda k: k[0].update(rank=-1), "full-q2-01234567: rank is -1; the lowest is 0"),
         (lambda k: k[0]["serves"].update(max_rows=128), "serves.min_rows is 129 and max_rows 128; no problem lies"),
         (lambda k: k[0]["serves"].update(min_rows=-1), "serves.min_rows is -1 and max_rows None"),
@@ -335,9 +357,9 @@ def test_manifest_and_record_that_disagree_are_refused(root: Path):
 @pytest.mark.parametrize(
     ("version", "says"),
     [
-        ([2, 0], r"format_version 2\.0, this fmha_gen reads 1\.\d+: the major must be the same; install a newer"),
-        ([0, 9], r"format_version 0\.9, this fmha_gen reads 1\.\d+: the major must be the same; rebuild"),
-        ("0.0.0+unknown", r"format_version is '0\.0\.0\+unknown', this fmha_gen reads 1\."),
+        ([3, 0], r"format_version 3\.0, this fmha_gen reads 2\.\d+: the major must be the same; install a newer"),
+        ([1, 0], r"format_version 1\.0, this fmha_gen reads 2\.\d+: the major must be the same; rebuild"),
+        ("0.0.0+unknown", r"format_version is '0\.0\.0\+unknown', this fmha_gen reads 2\."),
         (None, "format_version is None"),
         ([True, 0], "format_version is"),
     ],
@@ -353,12 +375,12 @@ def test_newer_and_older_minors_are_read(root: Path):
     """A13: a newer minor only adds keys, an older one lacks some that have defaults."""
 
     def newer(m):
-        m["format_version"] = [1, 99]
+        m["format_version"] = [2, 99]
         m["something_new"] = {"a": 1}
         m["kernels"][0]["also_new"] = []
 
     rewrite(root, newer)
-    assert read_manifest(root).format_version == (1, 99)
+    assert read_manifest(root).format_version == (2, 99)
     rewrite(root, lambda m: m.pop("lse_base"))
     assert read_manifest(root).lse_base == "e"
 
@@ -366,7 +388,7 @@ def test_newer_and_older_minors_are_read(root: Path):
 def test_bundles_of_every_published_minor_still_open(tmp_path: Path):
     """A13: a bundle of each format that was ever published is kept, and must keep opening."""
     kept = sorted(Path(__file__).parents[1].joinpath("data").glob("bundle-format-*"))
-    assert [p.name for p in kept] == ["bundle-format-1.0"]
+    assert [p.name for p in kept] == ["bundle-format-2.0"]
     for folder in kept:
         copy = shutil.copytree(folder, tmp_path / folder.name)  # a checkout's modes depend on the umask
         for p in [copy, *copy.rglob("*")]:
@@ -389,11 +411,18 @@ def test_missing_and_mistyped_fields_are_named(root: Path):
 )
 def test_paths_that_leave_the_bundle_are_refused(root: Path, path: str):
     """A23: whatever a manifest says, nothing outside its folder is read."""
-    rewrite(root, lambda m: m["kernels"][0]["record"].update(path=path))
+    rewrite_record(root, lambda record, put: record["cubin"].update(path=path))
     with pytest.raises(BundleError, match="leaves the bundle or is not a plain relative path"):
         check_bundle(root)
     with pytest.raises(BundleError):
         check_relative_path(path, "x")
+
+
+def test_a_record_outside_the_bundle_is_refused(root: Path):
+    """A23: its path is made of id and digest; neither leads out."""
+    rewrite(root, lambda m: m["kernels"][0].update(record_sha256="/../../x"))
+    with pytest.raises(BundleError, match="leaves the bundle or is not a plain relative path"):
+        check_bundle(root)
 
 
 def test_links_out_of_the_bundle_are_refused(root: Path, tmp_path: Path):
@@ -507,9 +536,8 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
 
 def test_opening_a_bundle_of_100_kernels_is_cheap(tmp_path: Path):
     """The index has 2 ms; the limit here is loose, for loaded machines."""
-    file = FileRecord("records/" + "x" * 60, "a" * 64, 12345)
     serves = Serves("bf16", 128, 128, ("full", "causal"), ("varlen",), 0, 128)
-    entries = tuple(KernelEntry(f"fmha_fwd-{i}", "fmha_fwd", "sm_100a", serves, i, file) for i in range(100))
+    entries = tuple(KernelEntry(f"fmha_fwd-{i}", "fmha_fwd", "sm_100a", serves, i, "a" * 64, 12345) for i in range(100))
     manifest = Manifest("demo", "1.0.0", GENERATOR, TOOLCHAIN, 580, entries)
     (tmp_path / "manifest.json").write_text(manifest_text(manifest))
     times = []

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fmha_gen.errors import BundleError, DriverError, ProblemError, SelectionError
+from fmha_gen.manifest_io import read_plan
 from fmha_gen.runtime import Bundle, TensorArg
 from fmha_gen.runtime.cuda import CudaDriver
 from fmha_gen.runtime.driver import TensorMapArgs
@@ -77,6 +78,20 @@ def test_prepared_launch_is_one_launch_call_and_loads_nothing_again(tmp_path: Pa
         prepared(stream)
     assert [c[0] for c in api.calls[before:]] == ["cuLaunchKernelEx"] * 3
     assert [launch.hStream for launch in api.launches] == [1, 1, 2, 1]
+
+
+def test_what_no_launch_needs_is_not_read(tmp_path: Path) -> None:
+    """Of a kernel's files a GPU's launch reads record and cubin; another kernel's are not even there."""
+    used, other = make_record(), make_record(q_stage=1)
+    bundle = open_bundle(tmp_path, api := FakeCuda(), used, other)
+    kept = {used[0].cubin.path, "manifest.json"} | {e.record.path for e in bundle.kernels if e.id == used[0].id}
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.relative_to(tmp_path).as_posix() not in kept:
+            path.unlink()
+    bundle.prepare(**tensors())(0)
+    assert len(api.launches) == 1
+    with pytest.raises(BundleError, match=f"{used[0].plan.path}: no such file"):
+        read_plan(tmp_path, bundle.record(next(e for e in bundle.kernels if e.id == used[0].id)))
 
 
 def test_cluster_is_a_launch_attribute_only_when_it_is_one(tmp_path: Path) -> None:

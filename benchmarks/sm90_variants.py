@@ -43,10 +43,10 @@ CHECKS = [  # batch, heads_q, heads_kv, seqlen_q, seqlen_k, how much larger the 
 ]
 
 
-def shapes(d: int, total: int = 16384):
-    """(batch, heads, seqlen) of the published table: 16k tokens, 2048 hidden columns."""
+def shapes(d: int, seqlens, total: int = 16384):
+    """(batch, heads, seqlen) as in the published table: 16k tokens, 2048 hidden columns."""
     heads = {64: 32, 96: 21, 128: 16, 192: 16, 256: 8}[d]
-    return [(total // s, heads, s) for s in (1024, 4096, 16384)]
+    return [(total // s, heads, s) for s in seqlens]
 
 
 def flops(b, h, sq, sk, d, dv, causal):
@@ -344,16 +344,14 @@ def sharp_errors(torch, kernels, key):
     print("steep logits:", {n: round(x, 3) if isinstance(x, float) else x for n, x in out.items()}, flush=True)
 
 
-def time_group(torch, kernels, key, seconds, rounds, burst_ms, monitor, only_seqlens=None, with_peers=True):
+def time_group(torch, kernels, key, seconds, rounds, burst_ms, monitor, seqlens, with_peers=True):
     """Times all kernels of one (d, dv, mask, dtype) and the peers, interleaved."""
     d, dv, mask, dtype_name = key
     causal = mask == "causal"
     dtype = torch.bfloat16 if dtype_name == "bf16" else torch.float16
     stream = torch.cuda.current_stream()
     rows = []
-    for b, h, s in shapes(d):
-        if only_seqlens and s not in only_seqlens:
-            continue
+    for b, h, s in shapes(d, seqlens):
         scale = 1 / math.sqrt(d)
         sets = []
         for _ in range(2):
@@ -554,7 +552,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--burst-ms", type=float, default=12)
-    parser.add_argument("--seqlens", type=int, nargs="*", help="only these of 1024, 4096, 16384")
+    parser.add_argument("--seqlens", type=int, nargs="+", default=[1024, 4096, 16384], help="divisors of 16384")
     parser.add_argument(
         "--profile", nargs="*", help="run these kernels (ids, or fa3-full, fa3-causal) once, for a profiler"
     )
@@ -585,7 +583,8 @@ def main():
             str(args.rounds),
             "--burst-ms",
             str(args.burst_ms),
-            *(["--seqlens", *map(str, args.seqlens)] if args.seqlens else []),
+            "--seqlens",
+            *map(str, args.seqlens),
             "--state",
             args.state,
         ]

@@ -72,15 +72,6 @@ def shuffle_xor(value: Float32, mask: int) -> Float32:
     )
 
 
-def floor_log2(value: Float32) -> Float32:
-    """Exponent of a positive, normal, finite number."""
-    return inline_ptx(
-        "{ .reg .b32 e; mov.b32 e, {$r0}; shr.u32 e, e, 23; sub.s32 e, e, 127; cvt.rn.f32.s32 {$w0}, e; }",
-        write_only_types=[Float32],
-        read_only_args=[value],
-    )
-
-
 def total(values, chains: int = 4):
     """The sum of `values`, as independent chains."""
     acc = list(values[:chains])

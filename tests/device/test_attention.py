@@ -5,6 +5,7 @@ Each test runs once per kind (dtype, head dims, mask) and takes every kernel of 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -175,7 +176,10 @@ def test_rows_that_outgrow_the_blocks_before(torch_kernels: Kernels, step: float
     """Logits that jump by `step` four times on the way to the first keys, and by other amounts in other rows of a warp.
 
     Exponentials with the shift of the blocks before stay small, grow, or overflow float32 (from 88 on), side by side.
+    Of rows with one large weight float32 rounds nothing, so that its RMS error is no measure here.
     """
+    from tests.device.torch_reference import problems, reference
+
     for sq, sk in ((257, 1300), (70, 1411), (1, 900)):
         q, k, v = torch_kernels.qkv(1, sq, sk, 4, 2)
         q, k = q * 0.1, k * 0.1
@@ -183,7 +187,9 @@ def test_rows_that_outgrow_the_blocks_before(torch_kernels: Kernels, step: float
             q[:, row::5, :, 0] = part
         for jumps, key in enumerate((1100, 700, 300, 3), 1):
             k[:, min(key, sk - 1), :, 0] = jumps * step
-        torch_kernels.check(q, k, v, f"{sq} x {sk}, steps of {step}", softmax_scale=1.0)
+        ref = dataclasses.replace(reference(q, k, v, 1.0, torch_kernels.causal), rms=math.nan)
+        for kernel, out, lse in torch_kernels.each(q, k, v, softmax_scale=1.0):
+            assert not problems(out, lse, ref), f"{kernel}: {sq} x {sk}"
 
 
 def test_a_nan_row_beside_others(torch_kernels: Kernels) -> None:

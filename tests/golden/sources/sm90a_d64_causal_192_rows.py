@@ -336,13 +336,14 @@ def settle_rows(rows, shift, block_sums, q, k_tile, lane, problem):
 
 @cute.jit
 def scaled_block(rows, shift, block_sums, large):
-    """The rows whose sum in `large` is above MAX_SUM brought to a sum of 1 to 2; arguments and results as elsewhere.
+    """The rows whose sum in `large` is above MAX_SUM, with their largest element brought to 1, which rounding keeps.
 
     A row's factor is by how much its shift moved, so that its own rounding cancels in all that is summed.
     """
+    largest = fragment.row_maxima(rows)
     new_shift, factors = [], []
     for r in cutlass.range_constexpr(2):
-        moved = shift[r] - fragment.floor_log2(large[r])
+        moved = shift[r] - softmax.log2(largest[r])
         new_shift.append(cutlass.select_(large[r] <= MAX_SUM, shift[r], moved))
         factors.append(cute.arch.exp2(new_shift[r] - shift[r]))
     rows = [[x * factors[r] for x in rows[r]] for r in range(2)]

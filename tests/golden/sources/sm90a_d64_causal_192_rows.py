@@ -287,7 +287,7 @@ def mask(s, keys, key, lane):
 
 @cute.jit
 def count_quick_blocks(first_row, problem):
-    """Leading key blocks that every row from `first_row` on sees whole, and a later key before them."""
+    """Leading key blocks that every row from `first_row` on sees whole, having met a later key before."""
     return cutlass.max(count_keys(first_row, problem) - 1, Int32(0)) // TILE_N
 
 

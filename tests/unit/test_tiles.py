@@ -84,6 +84,7 @@ class Walk:
         for self.cta in range(grid):
             mine, tile, num_tiles = [], self.names["first_tile"](problem), self.names["count_tiles"](problem)
             while tile < num_tiles:
+                assert len(mine) < num_tiles, f"CTA {self.cta} of {grid} takes more than all {num_tiles} tiles"
                 mine.append(self.names["tile_coordinates"](tile, problem))
                 tile = self.names["next_tile"](tile, problem)
             out.append(mine)

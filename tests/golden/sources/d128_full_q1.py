@@ -275,7 +275,7 @@ def new_shift(shift, block_max, stats, stats_parity, scale_log2):
 
     Publishes the factor for O and the row sum to the correction warps: by how much the shift moved, so that the
     shift's own rounding cancels in all that is summed. Returns (shift, factor). NO_MAX makes the first block with a
-    key move the shift, with factor 0; a block without keys (maximum -inf) leaves it. A NaN or infinite logit makes
+    key move the shift, with factor 0; a block without keys (maximum -inf) leaves it. A NaN or +inf logit makes
     the shift NaN, and so the row, wherever its key lies.
     """
     growth = softmax.fma(block_max, -scale_log2, -shift)

@@ -55,11 +55,11 @@ def flops(b, h, sq, sk, d, dv, causal):
 
 
 def read_indices(folders: list[str]) -> list[dict]:
-    """`read_index` of several bundles; then each kernel's name starts with its bundle's."""
+    """`read_index` of several bundles; then each kernel's name starts with the bundle's position, from 1."""
     out = []
-    for folder in map(Path, folders):
-        prefix = f"{folder.name}/" if len(folders) > 1 else ""
-        out += [{**r, "name": prefix + r["name"]} for r in read_index(folder)]
+    for i, folder in enumerate(folders, 1):
+        prefix = f"{i}:" if len(folders) > 1 else ""
+        out += [{**r, "name": prefix + r["name"]} for r in read_index(Path(folder))]
     return out
 
 
@@ -71,7 +71,7 @@ def read_index(folder: Path) -> list[dict]:
         spec = record.spec
         tile = f"m{spec['tile_m']}n{spec['tile_n']} kv{spec['kv_stage']} q{spec['q_stage']} {spec['warpgroup_order']}"
         more = ("" if spec["overlap"] else " serial") + (" q_in_registers" if spec["q_in_registers"] else "")
-        more += " across" if spec["across_tiles"] else ""
+        more += (" across" if spec["across_tiles"] else "") + (" recompute_s" if spec["recompute_s"] else "")
         maps = [p.tensor_map for p in record.params if p.tensor_map is not None]
         out.append(
             {

@@ -47,6 +47,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "q_stage": None,
         "tile_m": 192,
     },
+    "sm90a-d96-causal": {"arch": "sm_90a", "head_dim_qk": 96, "head_dim_v": 96, "mask": "causal", "q_stage": None},
     "sm90a-d192x128-full": {"arch": "sm_90a", "head_dim_qk": 192, "q_stage": None},
     "sm90a-d64-full-serial-exp-qreg": {
         "arch": "sm_90a",

@@ -207,12 +207,13 @@ def test_tiles_follow_each_other_where_the_other_choices_allow_it(changes, acros
         ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192}, True),
         ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192, "tile_n": 96, "kv_stage": 2}, True),
         ({"tile_m": 192, "tile_n": 64, "q_in_registers": True}, False),
+        ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192, "overlap": False}, False),
     ],
 )
 def test_s_is_computed_again_where_registers_or_stages_are_for_it(changes, recompute):
     assert make_plan(SPEC.replace(**changes)).wgmma.recompute_s is recompute
-    if changes.get("q_in_registers"):
-        with pytest.raises(PlanError, match=r"s.yaml:7: recompute_s=true: .*use q_in_registers: false"):
+    if changes.get("q_in_registers") or changes.get("overlap") is False:
+        with pytest.raises(PlanError, match=r"s.yaml:7: recompute_s=true: .*use overlap: true and q_in_registers: fal"):
             make_plan(SPEC.replace(recompute_s=True, **changes))
 
 
@@ -224,6 +225,9 @@ def test_192_rows_are_for_long_sequences(mask, rows):
     assert short.rank > long.rank and short.serves.max_rows is long.serves.max_rows is None
     assert (long.spec.tile_n, long.spec.kv_stage, long.wgmma.consumers) == (112, 3, 3)
     assert make_plan(SPEC.replace(tile_m=192, tile_n=64)).serves.min_rows == 0
+    for untuned in ({"tile_n": 96}, {"kv_stage": 2}, {"recompute_s": False, "tile_n": 64}, {"warpgroup_order": "gemm"}):
+        other = make_plan(spec.replace(tile_m=192, **untuned))
+        assert (other.serves.min_rows, other.rank) == (0, short.rank)
 
 
 @pytest.mark.parametrize("name", ["q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty"])

@@ -6,7 +6,7 @@ arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from ...errors import PlanError
 from ...spec import KernelSpec, Registers
@@ -35,7 +35,8 @@ class Choice:
 # tile is short (causal, 1k) or its head dim large, and costs registers beside S and O; measured, rate with it over rate
 # without at 1k / 4k / 16k: d96 causal 1.02 / 1.01 / 1.02, d128 full 1.01 / 1.02 / 1.02, (192, 128) causal 1.06 / 1.03 /
 # 1.02, (192, 128) full against 112 keys without 1.08 / 1.00 / 0.98, d256 full 1.02 / 1.02 / 1.00, d256 causal 1.02 /
-# 1.05 / 1.03; d64 full 0.98 / 0.98 / 0.99, d64 causal 1.01 / 0.98 / 1.01 and d96 full 1.03 / 0.98 / 0.99 do without.
+# 1.05 / 1.03; d64 full 0.98 / 0.98 / 0.99 and d64 causal 1.01 / 0.98 / 1.01 do without. d96 full 1.03 / 0.98 / 0.99, with S
+# recomputed and three stages 1.02 / 1.00 / 1.00.
 # balanced lets CTAs end together where pairs leave a last round part full; rate over paired's at 1k / 4k / 16k: d64
 # 0.98 / 1.02 / 1.02, d96 1.02 / 1.05 / 1.01, d128 0.97 / 1.02 / 1.04, d256 0.94 / 1.11 / 1.03 (with unseen blocks
 # skipped), but (192, 128) 0.94 / 0.98 / 0.99, which stays with pairs.
@@ -83,9 +84,10 @@ def choice_of(spec: KernelSpec, where: str) -> Choice:
 
 
 def rows_preferred_from(spec: KernelSpec) -> int:
-    """The number of query rows from which on a kernel is the better choice among those of its shape."""
-    _, rows = CHOICES_OF_192_ROWS.get((spec.head_dim_qk, spec.head_dim_v, spec.mask), (None, 0))
-    return rows if spec.tile_m == 192 else 0
+    """The number of query rows from which on the resolved spec is the best of its shape; 0 if it was not tuned so."""
+    choice, rows = CHOICES_OF_192_ROWS.get((spec.head_dim_qk, spec.head_dim_v, spec.mask), (None, 0))
+    tuned = choice is not None and all(getattr(spec, name) == value for name, value in asdict(choice).items())
+    return rows if tuned else 0
 
 
 def can_go_across_tiles(spec: KernelSpec) -> bool:
@@ -118,9 +120,9 @@ def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
     if any(getattr(spec, name) not in (None, getattr(best, name)) for name in ("tile_m", "tile_n", "kv_stage")):
         best = replace(best, q_stage=1, kv_stage=2)  # more may not fit beside other blocks
         recompute = consumers > 2
-        why_recompute = f"{consumers} consumer warpgroups have registers {'only for one' if recompute else 'for both'}"
-    if recompute and spec.q_in_registers:
-        recompute, why_recompute = False, "computes S again from Q in shared memory"
+        why_recompute = f"{consumers} warpgroups: registers {'for S or its exponentials' if recompute else 'for both'}"
+    if recompute and (spec.q_in_registers or spec.overlap is False):
+        recompute, why_recompute = False, "built for overlapped products with Q in shared memory"
     regs = SPLITS.get(consumers, SPLITS[3])
     across, why_across = best.across_tiles, measured
     if across and (consumers > 2 or not can_go_across_tiles(spec)):

@@ -113,9 +113,10 @@ def _check_tiles(spec: KernelSpec, where: str) -> None:
             f"{where}: across_tiles=true: built for overlapped products with Q in shared memory; use overlap: true, "
             f"q_in_registers: false and warpgroup_order none or gemm"
         )
-    if spec.recompute_s and spec.q_in_registers:
+    if spec.recompute_s and (spec.q_in_registers or not spec.overlap):
         raise PlanError(
-            f"{where}: recompute_s=true: S is computed again from Q in shared memory; use q_in_registers: false"
+            f"{where}: recompute_s=true: built for overlapped products with Q in shared memory; use overlap: true and "
+            f"q_in_registers: false"
         )
     if spec.kv_stage is None or spec.kv_stage < 2:
         raise PlanError(

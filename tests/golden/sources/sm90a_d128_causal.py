@@ -177,7 +177,7 @@ def consumer_role(tma_o, mbar, smem, problem, group):
         row = first_row + warp * WARP_ROWS + lane // 4
         if num_blocks > 0:
             keys = (count_keys(row, problem), count_keys(row + 8, problem))
-            num_unmasked = cutlass.min(count_quick_blocks(first_row, problem), num_blocks)
+            num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
             num_masked = num_blocks - num_unmasked
             ptx.mbarrier_wait(mbar + Q_FULL_MBAR + 8 * q_stage, q_parity)
             q = wgmma.desc_low(smem + SMEM_Q + q_stage * Q_TILE_BYTES + group * (GROUP_ROWS * QK_ROW_BYTES), DESC_QK)
@@ -304,12 +304,6 @@ def pass_turn(group):
 def mask(s, keys, key, lane):
     """S with -inf for keys that a row does not see; keys: of both rows, key: the block's first."""
     return fragment.merge([fragment.mask_row(fragment.row(s, r), keys[r] - key, lane) for r in range(2)])
-
-
-@cute.jit
-def count_quick_blocks(first_row, problem):
-    """Leading key blocks that every row from `first_row` on sees whole."""
-    return count_unmasked_blocks(first_row, problem)
 
 
 @cute.jit

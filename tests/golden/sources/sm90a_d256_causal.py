@@ -220,7 +220,7 @@ def consumer_role(tma_o, mbar, smem, problem, group):
         first_row = m_block * ROWS_PER_TILE + group * GROUP_ROWS
         row = first_row + warp * WARP_ROWS + lane // 4
         keys = (count_keys(row, problem), count_keys(row + 8, problem))
-        num_unmasked = cutlass.min(count_quick_blocks(first_row, problem), num_blocks)
+        num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
         o = [Float32(0.0)] * (HEAD_DIM_V // 2)
         sums = [Float32(0.0)] * 2
         q_empty = mbar + Q_EMPTY_MBAR + 8 * q_stage
@@ -441,12 +441,6 @@ def pass_turn(group):
 def mask(s, keys, key, lane):
     """S with -inf for keys that a row does not see; keys: of both rows, key: the block's first."""
     return fragment.merge([fragment.mask_row(fragment.row(s, r), keys[r] - key, lane) for r in range(2)])
-
-
-@cute.jit
-def count_quick_blocks(first_row, problem):
-    """Leading key blocks that every row from `first_row` on sees whole."""
-    return count_unmasked_blocks(first_row, problem)
 
 
 @cute.jit

@@ -152,8 +152,8 @@ def count_blocks(m_block, problem):
 
 @cute.jit
 def count_unmasked_blocks(first_row, problem):
-    """Leading key blocks that every row from `first_row` on sees whole."""
-    return cutlass.max(count_keys(first_row, problem), Int32(0)) // TILE_N
+    """Leading key blocks that every row from `first_row` on sees whole, having met a later key before."""
+    return cutlass.max(count_keys(first_row, problem) - 1, Int32(0)) // TILE_N
 
 
 @cute.jit
@@ -174,7 +174,7 @@ def consumer_role(tma_o, mbar, smem, problem, group):
         row = first_row + warp * WARP_ROWS + lane // 4
         if num_blocks > 0:
             keys = (count_keys(row, problem), count_keys(row + 8, problem))
-            num_unmasked = cutlass.min(count_quick_blocks(first_row, problem), num_blocks)
+            num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
             num_masked = num_blocks - num_unmasked
             ptx.mbarrier_wait(mbar + Q_FULL_MBAR + 8 * q_stage, q_parity)
             q = wgmma.desc_low(smem + SMEM_Q + q_stage * Q_TILE_BYTES + group * (GROUP_ROWS * QK_ROW_BYTES), DESC_QK)
@@ -286,12 +286,6 @@ def mask(s, keys, key, lane):
 
 
 @cute.jit
-def count_quick_blocks(first_row, problem):
-    """Leading key blocks that every row from `first_row` on sees whole, having met a later key before."""
-    return cutlass.max(count_keys(first_row, problem) - 1, Int32(0)) // TILE_N
-
-
-@cute.jit
 def exact_rows(s, shift, sums, problem):
     """Softmax of a block by its maxima, whatever came before: a row's first key may be in it.
 
@@ -336,7 +330,7 @@ def settle_rows(rows, shift, block_sums, q, k_tile, lane, problem):
 
 @cute.jit
 def scaled_block(rows, shift, block_sums, large):
-    """The rows whose sum in `large` is above MAX_SUM, with their largest element brought to 1, which rounding keeps.
+    """The rows that have grown and whose sum in `large` is above MAX_SUM: their largest element becomes 1, exact in P.
 
     A row's factor is by how much its shift moved, so that its own rounding cancels in all that is summed.
     """
@@ -344,7 +338,8 @@ def scaled_block(rows, shift, block_sums, large):
     new_shift, factors = [], []
     for r in cutlass.range_constexpr(2):
         moved = shift[r] - softmax.log2(largest[r])
-        new_shift.append(cutlass.select_(large[r] <= MAX_SUM, shift[r], moved))
+        moved = cutlass.select_(large[r] <= MAX_SUM, shift[r], moved)
+        new_shift.append(cutlass.select_(moved < shift[r], moved, shift[r]))
         factors.append(cute.arch.exp2(new_shift[r] - shift[r]))
     rows = [[x * factors[r] for x in rows[r]] for r in range(2)]
     return rows, new_shift, [block_sums[r] * factors[r] for r in range(2)], factors

@@ -155,7 +155,7 @@ def consumer_role(tma_o, mbar, smem, problem, group):
         row = first_row + warp * WARP_ROWS + lane // 4
         if num_blocks > 0:
             keys = (count_keys(row, problem), count_keys(row + 8, problem))
-            num_unmasked = cutlass.min(count_quick_blocks(first_row, problem), num_blocks)
+            num_unmasked = cutlass.min(count_unmasked_blocks(first_row, problem), num_blocks)
             num_masked = num_blocks - num_unmasked
             ptx.mbarrier_wait(mbar + Q_FULL_MBAR + 8 * q_stage, q_parity)
             q = load_q_fragment(smem + SMEM_Q + q_stage * Q_TILE_BYTES, group, warp, lane)
@@ -270,12 +270,6 @@ def load_q_fragment(q_tile, group, warp, lane):
 def mask(s, keys, key, lane):
     """S with -inf for keys that a row does not see; keys: of both rows, key: the block's first."""
     return fragment.merge([fragment.mask_row(fragment.row(s, r), keys[r] - key, lane) for r in range(2)])
-
-
-@cute.jit
-def count_quick_blocks(first_row, problem):
-    """Leading key blocks that every row from `first_row` on sees whole."""
-    return count_unmasked_blocks(first_row, problem)
 
 
 @cute.jit

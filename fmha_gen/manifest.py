@@ -1,7 +1,7 @@
 """The bundle manifest: frozen dataclasses and their JSON form.
 
 The manifest is an index. It names every kernel with what a launcher needs to choose one, and the file that holds the
-kernel's full record; a record is read when its kernel is loaded, so that opening a bundle stays cheap.
+kernel's record; a record is read when its kernel is loaded, so that opening a bundle stays cheap.
 
 Format rule: `FORMAT_VERSION` is ``(major, minor)``. A reader accepts any minor of its own major, ignores keys that it
 does not know in a newer minor, and refuses another major by name.

@@ -3,7 +3,7 @@
 Standard library and modules that need no more, so that the run time can use it as it is:
 
     manifest = read_manifest(root)               # index; format, integrity and safety checked
-    record = read_record(root, manifest.kernels[i])   # one kernel's full record, verified and checked against the index
+    record = read_record(root, manifest.kernels[i])   # one kernel's record, verified and checked against the index
     cubin = read_cubin(root, record)                  # the very bytes that were checked against digest and record
     ptx = read_ptx(root, record)                      # likewise
     plan = read_plan(root, record)                    # likewise, decoded
@@ -69,7 +69,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
 
 
 def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecord:
-    """Read, verify and check the full record of `entry` against its index entry. Raises BundleError."""
+    """Read, verify and check the record of `entry` against its index entry. Raises BundleError."""
     file = entry.record
     raw = read_verified_file(root, file)
     where = f"{os.fspath(root)}/{file.path}"
@@ -231,7 +231,7 @@ def _read_all(fd: int, size_bytes: int) -> bytes:
     data = os.read(fd, size_bytes + 1)
     if len(data) == size_bytes:  # one byte more was asked for: this is the end
         return data
-    while part := os.read(fd, MAX_FILE_BYTES):
+    while part := os.read(fd, size_bytes + 1):
         data += part
     return data
 

@@ -28,7 +28,7 @@ def command(bundle: str, only: str | None, as_json: bool) -> None:
     if as_json:
         data = dataclasses.asdict(checked.manifest)
         data["kernels"] = [
-            dataclasses.asdict(r) | {"plan": plan}
+            dataclasses.asdict(r) | {"plan_file": dataclasses.asdict(r.plan), "plan": plan}
             for r, plan in zip(checked.records, checked.plans, strict=True)
             if r.id in wanted
         ]

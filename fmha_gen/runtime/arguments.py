@@ -30,7 +30,7 @@ def path(name: str, value: Any) -> str:
         text = None
     if not isinstance(text, str):
         raise wrong(name, value, "a path: a string or a pathlib.Path")
-    return text
+    return text.rstrip("/") or text
 
 
 def glob(name: str, value: Any) -> str | None:

@@ -72,7 +72,7 @@ class Bundle:
         return self._frozen
 
     def record(self, entry: KernelEntry) -> KernelRecord:
-        """The kernel's full record, read and verified once. Raises BundleError."""
+        """The kernel's record, read and verified once. Raises BundleError."""
         if not isinstance(entry, KernelEntry):
             raise arguments.wrong("entry", entry, "an index entry of this bundle, one of bundle.kernels")
         record = self._records.get(entry.id)

@@ -36,7 +36,7 @@ def make_barriers(spec: KernelSpec, roles: tuple[Role, ...], operands: tuple[Ope
         ("q_full", spec.q_stage, load, names, "blocks", q.tile_bytes, "a Q tile has landed"),
         ("q_empty", spec.q_stage, warps, ("load",), "passes", None, "every warp is done with Q"),
         ("k_full", spec.kv_stage, load, names, "blocks", k.tile_bytes, "a K block has landed"),
-        ("k_empty", spec.kv_stage, warps, ("load",), "passes", None, "every warp's S = Q K has read the stage"),
+        ("k_empty", spec.kv_stage, warps, ("load",), "passes", None, "no warp needs the stage for S = Q K any more"),
         ("v_full", spec.kv_stage, load, names, "blocks", v.tile_bytes, "a V block has landed"),
         ("v_empty", spec.kv_stage, warps, ("load",), "passes", None, "every warp's O += P V has read the stage"),
     )

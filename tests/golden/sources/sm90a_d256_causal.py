@@ -111,7 +111,7 @@ MBARRIERS = (
     (0, 1, 1),  # q_full: a Q tile has landed
     (8, 1, 8),  # q_empty: every warp is done with Q
     (16, 2, 1),  # k_full: a K block has landed
-    (32, 2, 8),  # k_empty: every warp's S = Q K has read the stage
+    (32, 2, 8),  # k_empty: no warp needs the stage for S = Q K any more
     (48, 2, 1),  # v_full: a V block has landed
     (64, 2, 8),  # v_empty: every warp's O += P V has read the stage
 )

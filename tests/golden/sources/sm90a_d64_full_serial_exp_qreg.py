@@ -76,7 +76,7 @@ MBARRIERS = (
     (0, 2, 1),  # q_full: a Q tile has landed
     (16, 2, 8),  # q_empty: every warp is done with Q
     (32, 3, 1),  # k_full: a K block has landed
-    (56, 3, 8),  # k_empty: every warp's S = Q K has read the stage
+    (56, 3, 8),  # k_empty: no warp needs the stage for S = Q K any more
     (80, 3, 1),  # v_full: a V block has landed
     (104, 3, 8),  # v_empty: every warp's O += P V has read the stage
 )

@@ -79,7 +79,7 @@ MBARRIERS = (
     (0, 1, 1),  # q_full: a Q tile has landed
     (8, 1, 8),  # q_empty: every warp is done with Q
     (16, 3, 1),  # k_full: a K block has landed
-    (40, 3, 8),  # k_empty: every warp's S = Q K has read the stage
+    (40, 3, 8),  # k_empty: no warp needs the stage for S = Q K any more
     (64, 3, 1),  # v_full: a V block has landed
     (88, 3, 8),  # v_empty: every warp's O += P V has read the stage
 )

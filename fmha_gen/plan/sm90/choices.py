@@ -35,8 +35,8 @@ class Choice:
 # tile is short (causal, 1k) or its head dim large, and costs registers beside S and O; measured, rate with it over rate
 # without at 1k / 4k / 16k: d96 causal 1.02 / 1.01 / 1.02, d128 full 1.01 / 1.02 / 1.02, (192, 128) causal 1.06 / 1.03 /
 # 1.02, (192, 128) full against 112 keys without 1.08 / 1.00 / 0.98, d256 full 1.02 / 1.02 / 1.00, d256 causal 1.02 /
-# 1.05 / 1.03; d64 full 0.98 / 0.98 / 0.99 and d64 causal 1.01 / 0.98 / 1.01 do without. d96 full 1.03 / 0.98 / 0.99, and
-# 1.02 / 1.00 / 1.00 with S recomputed and three stages.
+# 1.05 / 1.03; d64 full 0.98 / 0.98 / 0.99 and d64 causal 1.01 / 0.98 / 1.01 do without. d96 full 1.03 / 0.98 / 0.99,
+# and 1.02 / 1.00 / 1.00 with S recomputed and three stages.
 # balanced lets CTAs end together where pairs leave a last round part full; rate over paired's at 1k / 4k / 16k: d64
 # 0.98 / 1.02 / 1.02, d96 1.02 / 1.05 / 1.01, d128 0.97 / 1.02 / 1.04, d256 0.94 / 1.11 / 1.03 (with unseen blocks
 # skipped), but (192, 128) 0.94 / 0.98 / 0.99, which stays with pairs.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..arch import ARCHS
 from ..plan import KernelPlan
 
 _WARPS_PER_GROUP, _THREADS_PER_GROUP = 4, 128
+_MOST = {"sm_100a": 256, "sm_90a": 240}  # registers per thread that setmaxnreg gives a role
 # How the gates name local memory; it counts whole kernels, so that which role spills is not known here.
 SPILLS = ("STL/LDL instructions", "bytes of stack per thread")
 
@@ -17,7 +17,7 @@ def spec_hint(plan: KernelPlan, problem: str) -> str:
 
 def spill_hint(plan: KernelPlan) -> str:
     """The register fields of the spec with the roles that each feeds, what is free, and what else lowers register use."""
-    spec, pool = plan.spec, ARCHS[plan.spec.arch].registers // _THREADS_PER_GROUP
+    spec = plan.spec
     roles: dict[str, list[str]] = {}
     used = 0
     for role in plan.roles:
@@ -26,14 +26,24 @@ def spill_hint(plan: KernelPlan) -> str:
             roles.setdefault(_field(role.name), []).append(role.name)
     used //= _WARPS_PER_GROUP
     fields = ", ".join(f"{name} {getattr(spec.registers, name)} ({' '.join(fed)})" for name, fed in roles.items())
+    pool = plan.launch_regs * plan.num_threads // _THREADS_PER_GROUP  # setmaxnreg moves what a launch was given
     room = f"{pool - used} are free" if used < pool else "so lower another"
-    less = [f"tile.n ({spec.tile_n})"]
-    less += [f"exp2_emulation ({spec.exp2_emulation})"] if spec.exp2_emulation else []
-    less += ["q_in_registers (true)"] if spec.q_in_registers else []
     return (
-        f"{spec.source}: registers: {fields}: raise the field of the role that spills, most often softmax; the "
-        f"warpgroups hold {used} of {pool} per thread, {room}; or lower {' or '.join(less)}; no option lets spills pass"
+        f"{spec.source}: registers: {fields}: raise the field of the role that spills, most often softmax (at most "
+        f"{_MOST[spec.arch]}); the warpgroups hold {used} of {pool} per thread, {room}; or {_else(plan)}; no option "
+        f"lets spills pass"
     )
+
+
+def _else(plan: KernelPlan) -> str:
+    """What else lowers register use."""
+    spec = plan.spec
+    less = [f"lower tile.n ({spec.tile_n})"]
+    less += [f"lower exp2_emulation ({spec.exp2_emulation})"] if spec.exp2_emulation else []
+    less += ["use q_in_registers: false"] if spec.q_in_registers else []
+    if plan.wgmma and plan.wgmma.overlap and not spec.q_in_registers:
+        less.append(f"try recompute_s: {str(not spec.recompute_s).lower()}")
+    return " or ".join(less)
 
 
 def _field(role: str) -> str:

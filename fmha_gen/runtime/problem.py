@@ -63,6 +63,7 @@ class Problem:
             raise arguments.wrong("features", self.features, "a tuple of names, e.g. ('sink',)")
         if not isinstance(self.lse, bool):
             raise arguments.wrong("lse", self.lse, "True or False")
+        self._check_window()
         for name in ("batch", "seqlen_q", "seqlen_k"):
             _check_extent(name, getattr(self, name), 0)
         for name in ("num_heads_q", "num_heads_kv", "head_dim_qk", "head_dim_v"):
@@ -77,6 +78,15 @@ class Problem:
             object.__setattr__(self, "softmax_scale", 1.0 / math.sqrt(self.head_dim_qk))
         else:
             object.__setattr__(self, "softmax_scale", check_scale(self.softmax_scale))
+
+    def _check_window(self) -> None:
+        if (self.window is None) != (self.mask != "window"):
+            raise ProblemError(
+                f"window: {self.window!r} with mask {self.mask!r}; bounds belong to mask 'window' and to no other; "
+                f"`resolve_mask(causal, window)` gives both"
+            )
+        if self.window is not None and resolve_mask(False, self.window) != ("window", self.window):
+            raise ProblemError(f"window: {self.window!r} bounds nothing, or is causal; `resolve_mask` gives its mask")
 
     @property
     def ratio(self) -> int:

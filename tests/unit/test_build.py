@@ -176,13 +176,15 @@ def plan_of(**changes) -> KernelPlan:
     [
         # 2 x 192 + 72 + 56 = 512 of 65536 / 128 = 512
         ({}, "demo.yaml:3: registers: softmax 192 (softmax0 softmax1), correction 72 (correction), other 56 (mma "
-             "epilogue load): raise the field of the role that spills, most often softmax; the warpgroups hold 512 of "
-             "512 per thread, so lower another; or lower tile.n (128)"),
+             "epilogue load): raise the field of the role that spills, most often softmax (at most 256); the "
+             "warpgroups hold 512 of 512 per thread, so lower another; or lower tile.n (128) or lower exp2_emul"),
         # 192 + 72 + 2 x 120 = 504
-        ({"q_stage": 1}, "other 120 (mma epilogue load): raise the field of the role that spills, most often softmax; "
-                         "the warpgroups hold 504 of 512 per thread, 8 are free; or lower tile.n (128)"),
+        ({"q_stage": 1}, "other 120 (mma epilogue load): raise the field of the role that spills, most often softmax "
+                         "(at most 256); the warpgroups hold 504 of 512 per thread, 8 are free; or lower tile.n ("),
         # 2 consumer warpgroups of 240 and a load warpgroup of 24: 504
         ({"arch": "sm_90a", "q_stage": None}, "registers: softmax 240 (consumer0 consumer1), other 24 (load): raise"),
+        ({"arch": "sm_90a", "q_stage": None}, "softmax (at most 240); the warpgroups hold 504 of 504 per thread, so "
+                                              "lower another; or lower tile.n (128) or try recompute_s: true; no opt"),
     ],
 )  # fmt: skip
 def test_a_kernel_that_spills_is_told_which_field_of_the_spec_to_raise(changes: dict, words: str):

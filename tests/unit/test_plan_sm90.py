@@ -205,7 +205,7 @@ def test_tiles_follow_each_other_where_the_other_choices_allow_it(changes, acros
         ({"head_dim_qk": 96, "head_dim_v": 96, "tile_n": 144}, False),
         ({"head_dim_qk": 96, "head_dim_v": 96, "q_in_registers": True}, False),
         ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192}, True),
-        ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192, "tile_n": 96, "kv_stage": 2}, True),
+        ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192, "tile_n": 96, "kv_stage": 2}, False),
         ({"tile_m": 192, "tile_n": 64, "q_in_registers": True}, False),
         ({"head_dim_qk": 64, "head_dim_v": 64, "tile_m": 192, "overlap": False}, False),
     ],
@@ -222,12 +222,20 @@ def test_192_rows_are_for_long_sequences(mask, rows):
     spec = SPEC.replace(head_dim_qk=64, head_dim_v=64, mask=mask)
     short, long = make_plan(spec), make_plan(spec.replace(tile_m=192))
     assert (short.serves.min_rows, long.serves.min_rows) == (0, rows)
-    assert short.rank > long.rank and short.serves.max_rows is long.serves.max_rows is None
+    assert (long.rank, short.rank) == (0, 1) and short.serves.max_rows is long.serves.max_rows is None
     assert (long.spec.tile_n, long.spec.kv_stage, long.wgmma.consumers) == (112, 3, 3)
     assert make_plan(SPEC.replace(tile_m=192, tile_n=64)).serves.min_rows == 0
     for untuned in ({"tile_n": 96}, {"kv_stage": 2}, {"recompute_s": False, "tile_n": 64}, {"warpgroup_order": "gemm"}):
         other = make_plan(spec.replace(tile_m=192, **untuned))
-        assert (other.serves.min_rows, other.rank) == (0, short.rank)
+        assert (other.serves.min_rows, other.rank) == (0, 2)
+    assert make_plan(spec.replace(warpgroup_order="gemm")).rank == 2
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s[0] != 64], ids=str)
+def test_a_tile_that_was_not_tuned_needs_its_keys(shape):
+    d, dv, mask = shape
+    with pytest.raises(PlanError, match=r"s.yaml:7: tile.m=192: no tile.n was tuned .*give tile.n too"):
+        make_plan(SPEC.replace(head_dim_qk=d, head_dim_v=dv, mask=mask, tile_m=192))
 
 
 @pytest.mark.parametrize("name", ["q_full", "q_empty", "k_full", "k_empty", "v_full", "v_empty"])
@@ -252,7 +260,10 @@ def test_a_wrong_arrive_count_is_found(name, off, across):
         ({"num_ctas": 2}, "use num_ctas: 1"),
         ({"head_dim_qk": 80, "head_dim_v": 80}, r"\(80, 80\).*no sm_90a template"),
         ({"registers": Registers(248, 24, 24)}, "multiples of 8 from 24 to 240"),
-        ({"tile_m": 192, "registers": Registers(168, 24, 24)}, r"3x168 \+ 24 = 528 .*with 512 .*use softmax <= 160"),
+        (
+            {"tile_m": 192, "tile_n": 64, "registers": Registers(168, 24, 24)},
+            r"3x168 \+ 24 = 528 .*with 512 .*use softmax <= 160",
+        ),
         ({"registers": Registers(240, 32, 24)}, "no correction warps; use correction: 24, as other"),
         ({"registers": Registers(240, 32, 32)}, r"2x240 \+ 32 = 512 .*with 504 \(3x168\) .*use softmax <= 232"),
         ({"tile_n": 240}, r"needs 294992 B SMEM \(q 32768 \+ k 122880 \+ v 122880 \+ 64 columns of o 16384 \+ mb"),

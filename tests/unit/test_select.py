@@ -118,6 +118,17 @@ def test_row_bounds_prefer_and_do_not_exclude() -> None:
     assert select(small_manifest(FULL_Q1, better), problem(seqlen_q=129), B200).id == better.id
 
 
+@pytest.mark.parametrize(
+    ("mask", "window"),
+    [("full", (1, 1)), ("causal", (3, 0)), ("window", None), ("window", "abc"), ("window", 3), ("window", (-5, None)),
+     ("window", (None, 0)), ("window", (None, None)), ("full", "abc")],
+)  # fmt: skip
+def test_a_window_belongs_to_its_mask(mask: str, window: object) -> None:
+    with pytest.raises(ProblemError, match=r"^window"):
+        problem(mask=mask, window=window)
+    assert problem(mask="window", window=(4, None)).window == (4, None)
+
+
 def test_a_pinned_variant_serves_whatever_the_rows() -> None:
     assert select(MANIFEST, problem(seqlen_q=7), B200, "*full-q2*").id == FULL_Q2.id
     readable = FULL_Q2.id.rpartition("-")[0]

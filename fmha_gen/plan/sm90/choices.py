@@ -83,11 +83,20 @@ def choice_of(spec: KernelSpec, where: str) -> Choice:
     return found
 
 
-def rows_preferred_from(spec: KernelSpec) -> int:
-    """The number of query rows from which on the resolved spec is the best of its shape; 0 if it was not tuned so."""
-    choice, rows = CHOICES_OF_192_ROWS.get((spec.head_dim_qk, spec.head_dim_v, spec.mask), (None, 0))
-    tuned = choice is not None and all(getattr(spec, name) == value for name, value in asdict(choice).items())
-    return rows if tuned else 0
+def preference(spec: KernelSpec) -> tuple[int, int]:
+    """(rows, rank) of a resolved spec: it is the better choice from so many query rows on; the lowest rank wins.
+
+    The tuned kernel for long sequences comes first, then the shape's own choice, then what was asked for beside them.
+    """
+    shape = (spec.head_dim_qk, spec.head_dim_v, spec.mask)
+    choice, rows = CHOICES_OF_192_ROWS.get(shape, (None, 0))
+    if _is_choice(spec, choice):
+        return rows, 0
+    return 0, 1 if _is_choice(spec, CHOICES.get(shape)) else 2
+
+
+def _is_choice(spec: KernelSpec, choice: Choice | None) -> bool:
+    return choice is not None and all(getattr(spec, name) == value for name, value in asdict(choice).items())
 
 
 def can_go_across_tiles(spec: KernelSpec) -> bool:
@@ -113,14 +122,18 @@ def unseen_blocks(spec: KernelSpec, consumers: int) -> tuple[int, ...]:
 def resolve(spec: KernelSpec, where: str) -> tuple[KernelSpec, dict[str, str]]:
     """The spec without autos, and why each was chosen."""
     best = choice_of(spec, where)
+    if spec.tile_m != best.tile_m and spec.tile_m in (128, 192) and spec.tile_n is None:
+        raise PlanError(
+            f"{where}: tile.m={spec.tile_m}: no tile.n was tuned for it at head_dim=({spec.head_dim_qk}, "
+            f"{spec.head_dim_v}), mask={spec.mask}; give tile.n too, e.g. 64, or leave tile out"
+        )
     measured = "fastest of the variants measured on an H200; docs/sm90-tuning.md"
     tile_m = spec.tile_m or best.tile_m
     consumers = max(tile_m // GROUP_ROWS, 1)
     recompute, why_recompute = best.recompute_s, measured
     if any(getattr(spec, name) not in (None, getattr(best, name)) for name in ("tile_m", "tile_n", "kv_stage")):
         best = replace(best, q_stage=1, kv_stage=2)  # more may not fit beside other blocks
-        recompute = consumers > 2
-        why_recompute = f"{consumers} warpgroups: registers {'for S or its exponentials' if recompute else 'for both'}"
+        recompute, why_recompute = False, "worth it with the tiles and stages that were tuned for it"
     if recompute and (spec.q_in_registers or spec.overlap is False):
         recompute, why_recompute = False, "built for overlapped products with Q in shared memory"
     regs = SPLITS.get(consumers, SPLITS[3])

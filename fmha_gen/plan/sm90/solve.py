@@ -41,7 +41,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
     barriers.check(table, spec, consumers, buffers, where)
     order = schedule.make_schedule(spec, where)
     qk, pv = _products(spec, operands)
-    preferred_from = choices.rows_preferred_from(spec)
+    preferred_from, rank = choices.preference(spec)
     threads = sum(r.num_threads for r in roles)
     return KernelPlan(
         spec=spec,
@@ -66,7 +66,7 @@ def make_plan(spec: KernelSpec) -> KernelPlan:
         params=abi.make_params(spec, operands, arch),
         grid=schedule.grid_rule(order, spec.tile_m),
         serves=schedule.serves_from(spec, preferred_from),
-        rank=0 if preferred_from else 1,
+        rank=rank,
         model=_model(spec, arch),
         wgmma=Wgmma(
             consumers=consumers,

@@ -58,7 +58,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
         info = None
     if info is None or not stat.S_ISDIR(info.st_mode):
         raise BundleError(f"{folder}: not a folder; a bundle is the folder that `fmha-gen build` printed")
-    _refuse_world_writable(info, folder)
+    refuse_world_writable(info, folder)
     raw = _read_regular(folder, MANIFEST_NAME, where)
     data = _decode(raw, where)
     _check_format(data, where)
@@ -152,6 +152,15 @@ def check_relative_path(path: str, where: str) -> None:
         raise BundleError(f"{where}: path {path!r} leaves the bundle or is not a plain relative path; {_REBUILD}")
 
 
+def refuse_world_writable(info: os.stat_result, where: str) -> None:
+    """Raises BundleError for what is world-writable: anyone could replace it, unless it is mounted read-only."""
+    if not info.st_mode & stat.S_IWOTH or os.name != "posix":
+        return
+    if os.path.exists(where) and os.statvfs(where).f_flag & os.ST_RDONLY:
+        return
+    raise BundleError(f"{where}: mode {stat.S_IMODE(info.st_mode):04o} lets everybody write; `chmod o-w {where}`")
+
+
 def manifest_text(manifest: Manifest) -> str:
     """The text of manifest.json: deterministic JSON that carries its own SHA-256 under the key ``sha256``."""
     body = json.loads(to_json(manifest))
@@ -213,7 +222,7 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise BundleError(f"{where}: not a regular file; {_REBUILD}")
-        _refuse_world_writable(info, where)
+        refuse_world_writable(info, where)
         if size_bytes is not None and info.st_size != size_bytes:
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
         if info.st_size > MAX_FILE_BYTES:
@@ -245,7 +254,7 @@ def _open(folder: str, path: str, where: str) -> int:
         info = os.lstat(parent)
         linked = stat.S_ISLNK(info.st_mode)
         if not linked:
-            _refuse_world_writable(info, parent)
+            refuse_world_writable(info, parent)
         at = path.find("/", at + 1)
     if not linked:
         try:
@@ -257,14 +266,5 @@ def _open(folder: str, path: str, where: str) -> int:
     if os.path.commonpath((real, base)) != base:
         raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
     parent = os.path.dirname(real)
-    _refuse_world_writable(os.stat(parent), parent)
+    refuse_world_writable(os.stat(parent), parent)
     return os.open(real, _OPEN_FLAGS)
-
-
-def _refuse_world_writable(info: os.stat_result, where: str) -> None:
-    """Anyone could replace what is world-writable, except on a file system that is mounted read-only."""
-    if not info.st_mode & stat.S_IWOTH or os.name != "posix":
-        return
-    if os.path.exists(where) and os.statvfs(where).f_flag & os.ST_RDONLY:
-        return
-    raise BundleError(f"{where}: mode {stat.S_IMODE(info.st_mode):04o} lets everybody write; `chmod o-w {where}`")

@@ -534,6 +534,56 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
     assert [p.name for p in (tmp_path / "b").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("name", ["plans", "source", "cubin"])
+def test_a_build_through_a_linked_folder_is_refused(tmp_path: Path, name: str):
+    """What lies behind the link is no part of the bundle: it stays, and nothing is put beside it."""
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "precious.txt").write_text("data")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / name).symlink_to("../else")
+    with pytest.raises(BundleError, match=f"b/{name}: is a link; .*: remove it, or choose another output folder"):
+        make_bundle(tmp_path / "b")
+    assert tree(tmp_path / "else") == {"precious.txt": b"data"}
+    assert [p.name for p in (tmp_path / "b").iterdir()] == [name]
+
+
+def test_a_build_onto_a_file_or_a_dangling_link_in_place_of_a_folder_is_refused(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "ptx").write_text("")
+    with pytest.raises(BundleError, match="b/ptx: is no folder; "):
+        make_bundle(tmp_path / "b")
+    (tmp_path / "b" / "ptx").unlink()
+    (tmp_path / "b" / "ptx").symlink_to("nowhere")
+    with pytest.raises(BundleError, match="b/ptx: is a link; "):
+        make_bundle(tmp_path / "b")
+
+
+def test_files_behind_a_linked_folder_are_none_of_the_bundle(tmp_path: Path):
+    make_bundle(tmp_path / "b", [dataclasses.replace(make_kernel(), source=None)])
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "precious.txt").write_text("data")
+    (tmp_path / "b" / "source").symlink_to("../else")
+    assert check_bundle(tmp_path / "b").unreferenced == ()
+
+
+@pytest.mark.parametrize("name", [".", "plans"])
+def test_a_build_onto_a_mode_that_readers_refuse_is_refused(root: Path, name: str):
+    before = tree(root)
+    (root / name).chmod(0o777)
+    with pytest.raises(BundleError, match=r"mode 0777 lets everybody write; `chmod o-w "):
+        make_bundle(root, [make_kernel()])
+    assert tree(root) == before
+    (root / name).chmod(0o775)
+    make_bundle(root, [make_kernel()])
+    check_bundle(root)
+
+
+def test_a_build_through_a_link_to_the_whole_bundle_is_one(root: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(root)
+    make_bundle(tmp_path / "link")
+    check_bundle(root)
+
+
 def test_opening_a_bundle_of_100_kernels_is_cheap(tmp_path: Path):
     """The index has 2 ms; the limit here is loose, for loaded machines."""
     serves = Serves("bf16", 128, 128, ("full", "causal"), ("varlen",), 0, 128)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import stat
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 from . import elf
 from .errors import BundleError
 from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, json_text, to_json
-from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources
+from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources, check_text
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -41,7 +42,6 @@ _DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost o
 _ZEROS = b"0" * 64
 _MINE = ".".join(map(str, FORMAT_VERSION))
 hashlib.sha256()  # a process's first one looks the algorithm up, which takes longer than to hash an index
-_parse = json.JSONDecoder().decode
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
 
@@ -63,6 +63,7 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
     data = _decode(raw, where)
     _check_format(data, where)
     _check_self_digest(raw, where)
+    check_text(data, raw, where)
     manifest: Manifest = from_dict(Manifest, data, where)
     check_manifest(manifest, where)
     return manifest
@@ -73,7 +74,9 @@ def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecor
     file = entry.record
     raw = read_verified_file(root, file)
     where = f"{os.fspath(root)}/{file.path}"
-    record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
+    data = _decode(raw, where)
+    check_text(data, raw, where)
+    record: KernelRecord = from_dict(KernelRecord, data, where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)
         if indexed != recorded:
@@ -111,7 +114,9 @@ def read_ptx(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
 def read_plan(root: str | os.PathLike[str], record: KernelRecord) -> dict[str, Any]:
     """A kernel's verified plan, after it was checked against the record. Raises BundleError."""
     where = os.path.join(root, record.plan.path)
-    plan = _decode(read_verified_file(root, record.plan), where)
+    raw = read_verified_file(root, record.plan)
+    plan = _decode(raw, where)
+    check_text(plan, raw, where)
     check_plan(plan, record, where)
     found: dict[str, Any] = plan
     return found
@@ -199,6 +204,17 @@ def _check_format(data: Any, where: str) -> None:
             f"{where}: format_version {version[0]}.{version[1]}, this fmha_gen reads {_MINE}: "
             f"the major must be the same; {fix}"
         )
+
+
+def _finite(text: str) -> float:
+    """A number of JSON, which has no NaN and no infinity. Raises ValueError."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+_parse = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 
 def _decode(raw: bytes, where: str) -> Any:

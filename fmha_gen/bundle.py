@@ -47,6 +47,7 @@ from .manifest_io import (
     read_ptx,
     read_record,
     read_verified_file,
+    refuse_world_writable,
 )
 
 FOLDERS = ("records", "plans", "cubin", "ptx", "lines", "source")
@@ -166,7 +167,7 @@ def write_file(path: Path, data: bytes) -> bool:
 def check_target(root: Path) -> None:
     """Raise BundleError, before any work, unless a bundle can be written to `root`.
 
-    A folder that exists must be empty or a bundle: its unreferenced files will be removed.
+    A folder that exists must be empty or a bundle, of a mode that readers take: its unreferenced files will be removed.
     """
     try:
         if root.exists() and not root.is_dir():
@@ -187,6 +188,22 @@ def check_target(root: Path) -> None:
     code = errno.ENOTDIR if not there.is_dir() else 0 if os.access(there, os.W_OK | os.X_OK) else errno.EACCES
     if code:
         raise _not_writable(root, OSError(code, os.strerror(code), str(there)))
+    _check_folders(root)
+
+
+def _check_folders(root: Path) -> None:
+    """Refuse links, through which files outside the bundle would be removed, and modes that every reader refuses."""
+    if root.exists():
+        refuse_world_writable(root.stat(), str(root))
+    for folder in (root / name for name in FOLDERS):
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            what = "a link" if folder.is_symlink() else "no folder"
+            raise BundleError(
+                f"{folder}: is {what}; a build writes and removes files in a folder of the bundle's own: remove it, or "
+                f"choose another output folder"
+            )
+        if folder.exists():
+            refuse_world_writable(folder.stat(), str(folder))
 
 
 def _not_writable(root: Path, e: OSError) -> BundleError:
@@ -257,7 +274,8 @@ def _paths(record: KernelRecord) -> set[str]:
 
 
 def _files(root: Path) -> set[str]:
-    found = (p for folder in FOLDERS for p in (root / folder).rglob("*") if not p.is_dir() or p.is_symlink())
+    own = (root / name for name in FOLDERS if not (root / name).is_symlink())
+    found = (p for folder in own for p in folder.rglob("*") if not p.is_dir() or p.is_symlink())
     return {p.relative_to(root).as_posix() for p in found}
 
 

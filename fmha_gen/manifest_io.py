@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import stat
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 from . import elf
 from .errors import BundleError
 from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, json_text, to_json
-from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources
+from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources, check_text
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -41,7 +42,6 @@ _DIGEST_KEY = b'\n "sha256": "'  # one space of indent: a key of the outermost o
 _ZEROS = b"0" * 64
 _MINE = ".".join(map(str, FORMAT_VERSION))
 hashlib.sha256()  # a process's first one looks the algorithm up, which takes longer than to hash an index
-_parse = json.JSONDecoder().decode
 _REBUILD = "rebuild the bundle, or copy it again from its source"
 
 
@@ -58,11 +58,12 @@ def read_manifest(root: str | os.PathLike[str]) -> Manifest:
         info = None
     if info is None or not stat.S_ISDIR(info.st_mode):
         raise BundleError(f"{folder}: not a folder; a bundle is the folder that `fmha-gen build` printed")
-    _refuse_world_writable(info, folder)
+    refuse_world_writable(info, folder)
     raw = _read_regular(folder, MANIFEST_NAME, where)
     data = _decode(raw, where)
     _check_format(data, where)
     _check_self_digest(raw, where)
+    check_text(data, raw, where)
     manifest: Manifest = from_dict(Manifest, data, where)
     check_manifest(manifest, where)
     return manifest
@@ -73,7 +74,9 @@ def read_record(root: str | os.PathLike[str], entry: KernelEntry) -> KernelRecor
     file = entry.record
     raw = read_verified_file(root, file)
     where = f"{os.fspath(root)}/{file.path}"
-    record: KernelRecord = from_dict(KernelRecord, _decode(raw, where), where)
+    data = _decode(raw, where)
+    check_text(data, raw, where)
+    record: KernelRecord = from_dict(KernelRecord, data, where)
     for name in ("id", "family", "arch", "serves", "rank"):
         indexed, recorded = getattr(entry, name), getattr(record, name)
         if indexed != recorded:
@@ -111,7 +114,9 @@ def read_ptx(root: str | os.PathLike[str], record: KernelRecord) -> bytes:
 def read_plan(root: str | os.PathLike[str], record: KernelRecord) -> dict[str, Any]:
     """A kernel's verified plan, after it was checked against the record. Raises BundleError."""
     where = os.path.join(root, record.plan.path)
-    plan = _decode(read_verified_file(root, record.plan), where)
+    raw = read_verified_file(root, record.plan)
+    plan = _decode(raw, where)
+    check_text(plan, raw, where)
     check_plan(plan, record, where)
     found: dict[str, Any] = plan
     return found
@@ -150,6 +155,15 @@ def check_relative_path(path: str, where: str) -> None:
     parts = path.split("/")
     if not path or "\\" in path or "\0" in path or ":" in path or not {"", ".", ".."}.isdisjoint(parts):
         raise BundleError(f"{where}: path {path!r} leaves the bundle or is not a plain relative path; {_REBUILD}")
+
+
+def refuse_world_writable(info: os.stat_result, where: str) -> None:
+    """Raises BundleError for what is world-writable: anyone could replace it, unless it is mounted read-only."""
+    if not info.st_mode & stat.S_IWOTH or os.name != "posix":
+        return
+    if os.path.exists(where) and os.statvfs(where).f_flag & os.ST_RDONLY:
+        return
+    raise BundleError(f"{where}: mode {stat.S_IMODE(info.st_mode):04o} lets everybody write; `chmod o-w {where}`")
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -192,6 +206,17 @@ def _check_format(data: Any, where: str) -> None:
         )
 
 
+def _finite(text: str) -> float:
+    """A number of JSON, which has no NaN and no infinity. Raises ValueError."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+_parse = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
+
+
 def _decode(raw: bytes, where: str) -> Any:
     try:
         return _parse(raw.decode())
@@ -213,7 +238,7 @@ def _read_regular(folder: str, path: str, where: str, size_bytes: int | None = N
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             raise BundleError(f"{where}: not a regular file; {_REBUILD}")
-        _refuse_world_writable(info, where)
+        refuse_world_writable(info, where)
         if size_bytes is not None and info.st_size != size_bytes:
             raise BundleError(f"{where}: {info.st_size} bytes, expected {size_bytes}; the file is damaged: {_REBUILD}")
         if info.st_size > MAX_FILE_BYTES:
@@ -245,7 +270,7 @@ def _open(folder: str, path: str, where: str) -> int:
         info = os.lstat(parent)
         linked = stat.S_ISLNK(info.st_mode)
         if not linked:
-            _refuse_world_writable(info, parent)
+            refuse_world_writable(info, parent)
         at = path.find("/", at + 1)
     if not linked:
         try:
@@ -257,14 +282,5 @@ def _open(folder: str, path: str, where: str) -> int:
     if os.path.commonpath((real, base)) != base:
         raise BundleError(f"{where}: links to {real}, outside the bundle {base}; {_REBUILD}")
     parent = os.path.dirname(real)
-    _refuse_world_writable(os.stat(parent), parent)
+    refuse_world_writable(os.stat(parent), parent)
     return os.open(real, _OPEN_FLAGS)
-
-
-def _refuse_world_writable(info: os.stat_result, where: str) -> None:
-    """Anyone could replace what is world-writable, except on a file system that is mounted read-only."""
-    if not info.st_mode & stat.S_IWOTH or os.name != "posix":
-        return
-    if os.path.exists(where) and os.statvfs(where).f_flag & os.ST_RDONLY:
-        return
-    raise BundleError(f"{where}: mode {stat.S_IMODE(info.st_mode):04o} lets everybody write; `chmod o-w {where}`")

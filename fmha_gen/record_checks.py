@@ -29,6 +29,25 @@ _ENTRY = re.compile(rb"\.entry\s+([\w$]+)")
 _DAMAGED = "the bundle was edited or is damaged: rebuild it, or copy it again from its source"
 
 
+def check_text(data: Any, raw: bytes, where: str) -> None:
+    """Raises BundleError, naming the field, for text that cannot be shown: control characters, lone surrogates.
+
+    data: what the JSON `raw` says. ASCII without escapes has no such text: no walk then, since opening waits.
+    """
+    if raw.isascii() and b"\\" not in raw and b"\x7f" not in raw:
+        return
+    todo = [(where, data)]
+    while todo:
+        at, value = todo.pop()
+        if isinstance(value, str) and not value.isprintable():
+            raise BundleError(f"{at}: {_short(value)} is not printable text; {_DAMAGED}")
+        if isinstance(value, list):
+            todo += ((f"{at}[{i}]", item) for i, item in enumerate(value))
+        if isinstance(value, dict):
+            for key, item in value.items():
+                todo += ((f"{at}.{key}", item), (f"{at}: key", key))  # the key, which is last, is looked at first
+
+
 def check_manifest(manifest: Manifest, where: str) -> None:
     """Raises BundleError for an LSE base that the launcher does not speak, a name that no file may carry, a kernel that
     is listed twice, and for entries that no build writes.

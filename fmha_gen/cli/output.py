@@ -136,10 +136,11 @@ def count(number: int, noun: str) -> str:
 
 
 def table(title: str | None, *columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table; columns named in `right` are right-aligned."""
-    t = Table(title=title, title_justify="left", header_style="bold", expand=False, box=box.SIMPLE_HEAD)
+    """An empty table; columns named in `right` are right-aligned. Title and names are plain text, no markup."""
+    heading = None if title is None else Text(title, "table.title")
+    t = Table(title=heading, title_justify="left", header_style="bold", expand=False, box=box.SIMPLE_HEAD)
     for name in columns:
-        t.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        t.add_column(Text(name), justify="right" if name in right else "left", overflow="fold")
     return t
 
 

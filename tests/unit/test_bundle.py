@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -29,12 +30,12 @@ def tree(root: Path) -> dict[str, bytes]:
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def rewrite(root: Path, change) -> None:
+def rewrite(root: Path, change, ascii_only: bool = False) -> None:
     """Edit the manifest as somebody would who also puts the digest right."""
     data = json.loads((root / "manifest.json").read_text())
     change(data)
     data["sha256"] = "0" * 64
-    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=ascii_only) + "\n"
     digest = hashlib.sha256(text.encode()).hexdigest()
     (root / "manifest.json").write_text(text.replace('\n "sha256": "' + "0" * 64, '\n "sha256": "' + digest))
 
@@ -260,7 +261,7 @@ RULE = {"name": "persistent", "constants": {"rows": 256}}
         (planned("rank", 1), "rank is 0, plan.rank says 1"),
         (planned("tiles", {"rows_per_tile": 128}), "rows is 256, plan.tiles.rows_per_tile says 128"),
         (set_to("spec", "rescale_threshold", 8.5), "rescale_threshold is 8.5; a spec allows 0 to 8"),
-        (set_to("spec", "rescale_threshold", float("nan")), "rescale_threshold is nan; a spec allows 0 to 8"),
+        (set_to("spec", "rescale_threshold", float("nan")), r"bytes that are not JSON \(NaN is no finite number\)"),
         (set_to("spec", "rescale_threshold", "8"), "rescale_threshold is '8'; a spec allows 0 to 8"),
         (set_to("spec", "head_dim_qk", 64), "serves.head_dim_qk is 128, spec.head_dim_qk says 64"),
         (set_to("spec", "num_ctas", 2), "launch.cluster is 1, spec.num_ctas says 2"),
@@ -407,7 +408,53 @@ def test_missing_and_mistyped_fields_are_named(root: Path):
 
 
 @pytest.mark.parametrize(
-    "path", ["../../x.cubin", "/etc/passwd", "cubin/../../x", "", ".", "cubin//x", "a\\b", "c:/x", "x\0y", "cubin/"]
+    ("text", "escaped"),
+    [(text, True) for text in ("\x1b[31mfull", "full\0", "full\n", "\x7f", "\x9b31m", "\ud800", "\u202efull")]
+    + [(text, False) for text in ("\x7f", "\x9b31m", "\u202efull")],  # the others raw are no JSON
+)
+def test_text_that_cannot_be_shown_is_refused_by_field(root: Path, text: str, escaped: bool):
+    """Escape sequences would steer the terminal, lone surrogates fail on their way to it."""
+    rewrite(root, lambda data: data["kernels"][0]["serves"].update(masks=["full", text]), escaped)
+    says = re.escape(f"manifest.json.kernels[0].serves.masks[1]: {text!r} is not printable text; the bundle was edited")
+    with pytest.raises(BundleError, match=says):
+        read_manifest(root)
+
+
+def test_a_key_that_cannot_be_shown_is_refused(root: Path):
+    rewrite(root, lambda data: data["kernels"][0].update({"\ud800": ["\0"]}), True)
+    with pytest.raises(BundleError, match=r"json\.kernels\[0\]: key: '\\ud800' is not printable text"):
+        read_manifest(root)
+
+
+def test_printable_text_of_any_script_is_taken(root: Path):
+    rewrite(root, lambda data: data["generator"].update(version='1.0 "é" \\ 語'))
+    assert read_manifest(root).generator.version == '1.0 "é" \\ 語'
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (set_to("params", 2, "name", "\x1b[2J"), r"\.params\[2\]\.name: '\\x1b\[2J' is not printable text"),
+        (planned("schedule", {"name": "\ud800"}), r"\.schedule\.name: '\\ud800' is not printable text"),
+        (set_to("spec", "x", float("inf")), r"records/.* that are not JSON \(Infinity is no finite number\)"),
+        (set_to("spec", "x", float("-inf")), r"that are not JSON \(-Infinity is no finite number\)"),
+        (planned("x", [float("nan")]), r"plans/.* that are not JSON \(NaN is no finite number\)"),
+    ],
+)
+def test_text_and_numbers_of_records_and_plans_can_be_shown(root: Path, change, says: str):
+    rewrite_record(root, change)
+    with pytest.raises(BundleError, match=says):
+        check_bundle(root)
+
+
+def test_a_number_beyond_floats_is_refused(root: Path):
+    (root / "manifest.json").write_text('{"rank": 1e999}')
+    with pytest.raises(BundleError, match="1e999 is no finite number"):
+        read_manifest(root)
+
+
+@pytest.mark.parametrize(
+    "path", ["../../x.cubin", "/etc/passwd", "cubin/../../x", "", ".", "cubin//x", "a\\b", "c:/x", "cubin/"]
 )
 def test_paths_that_leave_the_bundle_are_refused(root: Path, path: str):
     """A23: whatever a manifest says, nothing outside its folder is read."""
@@ -416,6 +463,11 @@ def test_paths_that_leave_the_bundle_are_refused(root: Path, path: str):
         check_bundle(root)
     with pytest.raises(BundleError):
         check_relative_path(path, "x")
+
+
+def test_a_null_character_is_in_no_path():
+    with pytest.raises(BundleError, match="is not a plain relative path"):
+        check_relative_path("x\0y", "x")
 
 
 def test_a_record_outside_the_bundle_is_refused(root: Path):
@@ -532,6 +584,56 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path):
     with pytest.raises(BundleError, match=r"holds .thesis\.tex., which is no part of a bundle"):
         make_bundle(tmp_path / "b")
     assert [p.name for p in (tmp_path / "b").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("name", ["plans", "source", "cubin"])
+def test_a_build_through_a_linked_folder_is_refused(tmp_path: Path, name: str):
+    """What lies behind the link is no part of the bundle: it stays, and nothing is put beside it."""
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "precious.txt").write_text("data")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / name).symlink_to("../else")
+    with pytest.raises(BundleError, match=f"b/{name}: is a link; .*: remove it, or choose another output folder"):
+        make_bundle(tmp_path / "b")
+    assert tree(tmp_path / "else") == {"precious.txt": b"data"}
+    assert [p.name for p in (tmp_path / "b").iterdir()] == [name]
+
+
+def test_a_build_onto_a_file_or_a_dangling_link_in_place_of_a_folder_is_refused(tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "ptx").write_text("")
+    with pytest.raises(BundleError, match="b/ptx: is no folder; "):
+        make_bundle(tmp_path / "b")
+    (tmp_path / "b" / "ptx").unlink()
+    (tmp_path / "b" / "ptx").symlink_to("nowhere")
+    with pytest.raises(BundleError, match="b/ptx: is a link; "):
+        make_bundle(tmp_path / "b")
+
+
+def test_files_behind_a_linked_folder_are_none_of_the_bundle(tmp_path: Path):
+    make_bundle(tmp_path / "b", [dataclasses.replace(make_kernel(), source=None)])
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "precious.txt").write_text("data")
+    (tmp_path / "b" / "source").symlink_to("../else")
+    assert check_bundle(tmp_path / "b").unreferenced == ()
+
+
+@pytest.mark.parametrize("name", [".", "plans"])
+def test_a_build_onto_a_mode_that_readers_refuse_is_refused(root: Path, name: str):
+    before = tree(root)
+    (root / name).chmod(0o777)
+    with pytest.raises(BundleError, match=r"mode 0777 lets everybody write; `chmod o-w "):
+        make_bundle(root, [make_kernel()])
+    assert tree(root) == before
+    (root / name).chmod(0o775)
+    make_bundle(root, [make_kernel()])
+    check_bundle(root)
+
+
+def test_a_build_through_a_link_to_the_whole_bundle_is_one(root: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(root)
+    make_bundle(tmp_path / "link")
+    check_bundle(root)
 
 
 def test_opening_a_bundle_of_100_kernels_is_cheap(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,9 +14,12 @@ from click.testing import CliRunner, Result
 
 from fmha_gen import __version__
 from fmha_gen.cli import COMMANDS, cli
+from fmha_gen.cli.output import table
+from fmha_gen.manifest import KernelEntry, Manifest
+from fmha_gen.manifest_io import manifest_text
 from fmha_gen.resources import data_dir
 from fmha_gen.spec import schema
-from tests.fake_bundle import make_bundle
+from tests.fake_bundle import GENERATOR, TOOLCHAIN, make_bundle, make_kernel
 
 CORE = str(data_dir("specs") / "core.yaml")
 CORE_KERNELS = 32 + 24  # sm_100a and sm_90a
@@ -241,6 +245,17 @@ def test_list_shows_the_coverage_matrix(tmp_path):
     ]
     text = run("list", tmp_path / "b").stdout
     assert "demo 1.0.0: 2 kernels" in text and "rows >= 129" in text
+
+
+def test_brackets_in_a_table_are_no_markup(tmp_path):
+    """They neither fail nor colour, in a title, a column's name or a cell."""
+    serves = dataclasses.replace(make_kernel().record.serves, masks=("[/x]", "[red]full"), dtype="[/x]")
+    entry = KernelEntry("k", "fmha_fwd", "sm_100a", serves, 0, "a" * 64, 1)
+    manifest = Manifest("demo", "1.0.0", GENERATOR, TOOLCHAIN, 580, (entry,))
+    (tmp_path / "manifest.json").write_text(manifest_text(manifest))
+    result = run("list", tmp_path)
+    assert result.exit_code == 0 and result.stdout.count("[/x]") == 2 and "[red]full" in result.stdout
+    assert table("[/x]").title.plain == "[/x]"
 
 
 def test_c02_a_hole_against_the_spec_is_an_error(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import math
 import os
@@ -559,6 +560,11 @@ def main():
     parser.add_argument("--state", default=str(CURRENT.with_name("sm90_state.json")))
     parser.add_argument("--worker", action="store_true")
     args = parser.parse_args()
+    for package in ("torch", "cuda.bindings"):
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            sys.exit(f"{package}: not installed; this needs it, and a Hopper GPU")
     if args.worker:
         worker(args)
         return

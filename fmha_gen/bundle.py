@@ -42,6 +42,7 @@ from .manifest_io import (
     check_relative_path,
     manifest_text,
     read_cubin,
+    read_line_map,
     read_manifest,
     read_plan,
     read_ptx,
@@ -131,9 +132,9 @@ def check_bundle(root: str | os.PathLike[str]) -> CheckedBundle:
     for record in records:
         read_cubin(folder, record)
         read_ptx(folder, record)
-        for file in (record.line_map, record.source):
-            if file is not None:
-                read_verified_file(folder, file)
+        read_line_map(folder, record)
+        if record.source is not None:
+            read_verified_file(folder, record.source)
     known = {k.record.path for k in manifest.kernels}.union(*(_paths(r) for r in records))
     return CheckedBundle(folder, manifest, records, plans, tuple(sorted(_files(folder) - known)))
 

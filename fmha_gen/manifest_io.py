@@ -7,7 +7,8 @@ Standard library and modules that need no more, so that the run time can use it 
     cubin = read_cubin(root, record)                  # the very bytes that were checked against digest and record
     ptx = read_ptx(root, record)                      # likewise
     plan = read_plan(root, record)                    # likewise, decoded
-    lines = read_verified_file(root, record.line_map) # any other file: size and SHA-256 checked
+    lines = read_line_map(root, record)               # likewise; None where the kernel has none
+    source = read_verified_file(root, record.source)  # any other file: size and SHA-256 checked
 
 Everything that is wrong raises BundleError naming the file, what was expected and what was found.
 
@@ -34,7 +35,15 @@ from typing import Any
 from . import elf
 from .errors import BundleError
 from .manifest import FORMAT_VERSION, FileRecord, KernelEntry, KernelRecord, Manifest, from_dict, json_text, to_json
-from .record_checks import check_manifest, check_plan, check_ptx, check_record, check_resources, check_text
+from .record_checks import (
+    check_line_map,
+    check_manifest,
+    check_plan,
+    check_ptx,
+    check_record,
+    check_resources,
+    check_text,
+)
 
 MANIFEST_NAME = "manifest.json"
 MAX_FILE_BYTES = 1 << 28  # nothing in a bundle comes near; stops a damaged size from exhausting memory
@@ -119,6 +128,17 @@ def read_plan(root: str | os.PathLike[str], record: KernelRecord) -> dict[str, A
     check_text(plan, raw, where)
     check_plan(plan, record, where)
     found: dict[str, Any] = plan
+    return found
+
+
+def read_line_map(root: str | os.PathLike[str], record: KernelRecord) -> dict[str, Any] | None:
+    """A kernel's verified line map, decoded, after its form was checked; None without one. Raises BundleError."""
+    if record.line_map is None:
+        return None
+    where = os.path.join(root, record.line_map.path)
+    line_map = _decode(read_verified_file(root, record.line_map), where)
+    check_line_map(line_map, where)
+    found: dict[str, Any] = line_map
     return found
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import launch_rules
@@ -102,8 +103,16 @@ def check_record(record: KernelRecord, where: str) -> None:
 
 
 def check_plan(plan: Any, record: KernelRecord, where: str) -> None:
-    """Raises BundleError for a plan that contradicts the record. A plan that lacks a key says nothing about it."""
+    """Raises BundleError for a plan without the record's spec, or without the roles that the simulator needs; and for
+    one that contradicts the record. A plan that lacks another key says nothing about it.
+    """
     for problem in _plan_problems(plan, record):
+        raise BundleError(f"{where}: {problem}; {_DAMAGED}")
+
+
+def check_line_map(line_map: Any, where: str) -> None:
+    """Raises BundleError for a line map in which no line can be looked up."""
+    if problem := _line_map_problem(line_map):
         raise BundleError(f"{where}: {problem}; {_DAMAGED}")
 
 
@@ -169,6 +178,72 @@ def _plan_problems(plan: Any, record: KernelRecord) -> Iterator[str]:
         value = getattr(record.serves, name)
         if name in copy and copy[name] != (list(value) if type(value) is tuple else value):
             yield f"serves.{name} of the record is {_short(value)}, plan.serves says {_short(copy[name])}"
+    for problem in (_planned_spec_problem(plan, record.spec), _roles_problem(plan, launch.threads)):
+        if problem:
+            yield problem
+
+
+def _planned_spec_problem(plan: dict[str, Any], spec: dict[str, Any]) -> str | None:
+    """How plan.spec differs from the record's, at the first key that does."""
+    held = plan.get("spec")
+    if not isinstance(held, dict):
+        return f"spec is {_found(plan, 'spec')}; a plan has the spec of its record"
+    for key in sorted({*spec, *held}):
+        if key not in spec or key not in held or spec[key] != held[key]:
+            return f"spec.{key} of the record is {_found(spec, key)}, plan.spec says {_found(held, key)}"
+    return None
+
+
+def _roles_problem(plan: dict[str, Any], threads: int) -> str | None:
+    """What is wrong with plan.roles: their fields, or how they share out the warps of a block."""
+    roles = plan.get("roles")
+    if not isinstance(roles, list):
+        return f"roles is {_found(plan, 'roles')}; a plan has a list of them"
+    for i, role in enumerate(roles):
+        if not isinstance(role, dict):
+            return f"roles[{i}] is {_short(role)}; a role is an object"
+        for key, (fits, wanted) in _ROLE.items():
+            if key not in role or not fits(role[key]):
+                return f"roles[{i}].{key} is {_found(role, key)}; a role has {wanted}"
+    given, warps = Counter(w for role in roles for w in role["warp_ids"]), Counter(range(threads // 32))
+    if given != warps:
+        lack, more = sorted(warps - given), sorted(given - warps)
+        return (
+            f"roles: their warp_ids lack {_short(lack)} and have {_short(more)} too many; launch.threads is {threads}, "
+            f"so each of warps 0 to {len(warps) - 1} is in one role, once"
+        )
+    return None
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+_ROLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda v: type(v) is str, "a text"),
+    "warp_ids": (lambda v: type(v) is list and all(map(_is_whole, v)), "a list of whole numbers"),
+    "num_regs": (_is_whole, "a whole number"),
+}
+
+
+def _line_map_problem(line_map: Any) -> str | None:
+    if not isinstance(line_map, dict):
+        return f"is {_short(line_map)}; a line map is an object"
+    files, spans = line_map.get("files"), line_map.get("spans")
+    if not (isinstance(files, list) and all(type(f) is str for f in files)):
+        return f"files is {_found(line_map, 'files')}; a line map has a list of names"
+    if not isinstance(spans, list):
+        return f"spans is {_found(line_map, 'spans')}; a line map has a list of them"
+    before = 0
+    for i, span in enumerate(spans):
+        if not (isinstance(span, list) and len(span) == 3 and all(type(n) is int and n >= 0 for n in span)):
+            return f"spans[{i}] is {_short(span)}; it holds a PTX line, the index of a file and a source line"
+        if span[0] <= before:
+            return f"spans[{i}] starts at PTX line {span[0]}; it must come after line {before}"
+        if span[2] and span[1] >= len(files):
+            return f"spans[{i}] is of file {span[1]}; files has {len(files)}, counted from 0"
+        before = span[0]
+    return None
 
 
 def _spec_problems(record: KernelRecord) -> Iterator[str]:
@@ -224,6 +299,10 @@ def _same_map(m: TensorMapRecord | None, held: Any) -> bool:
         held["fill"],
         [(a["axis"], a["extent"], a["box"]) for a in held["axes"]],
     )
+
+
+def _found(holder: dict[str, Any], key: str) -> str:
+    return _short(holder[key]) if key in holder else "missing"
 
 
 def _short(value: Any) -> str:

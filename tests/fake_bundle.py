@@ -45,7 +45,8 @@ def make_kernel(kid: str = "fmha_fwd-sm100a-bf16-d128-full-q2-01234567", arch: s
     )
     sm = int(arch.removeprefix("sm_").removesuffix("a"))
     data = make_cubin((symbol,), sm=cubin.pop("sm", sm), **cubin)
-    plan, lines = {"smem_bytes": 229376}, b'{"files": [], "spans": []}\n'
+    roles = [{"name": "all", "warp_ids": list(range(16)), "num_regs": 128}]
+    plan, lines = {"smem_bytes": 229376, "roles": roles, "spec": record.spec}, b'{"files": [], "spans": []}\n'
     return KernelFiles(record, data, make_ptx(symbol, arch), plan, lines, b"# source\n")
 
 

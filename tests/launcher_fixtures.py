@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 import hashlib
+import json
 import threading
 import zlib
 from pathlib import Path
@@ -17,7 +19,6 @@ from fmha_gen.runtime import Device
 from tests.fake_cubin import make_cubin
 
 B200 = Device(0, "NVIDIA B200", (10, 0), 148, 232448)
-NO_PLAN = b"{}\n"
 DENSE_SCALARS = ("batch", "num_heads_q", "num_heads_kv", "seqlen_q", "seqlen_k")
 
 
@@ -87,9 +88,21 @@ def make_record(
         serves=serves, rank=rank, params=params,
         launch=m.LaunchRecord(512, cluster, smem, rule),
         resources=m.Resources(128, 0, 0, 0, 512, 128),
-        cubin=_file("cubin", cubin, ".cubin"), ptx=_file("ptx", ptx, ".ptx"), plan=_file("plans", NO_PLAN, ".json"),
+        cubin=_file("cubin", cubin, ".cubin"), ptx=_file("ptx", ptx, ".ptx"), plan=_file("plans", b"", ".json"),
     )  # fmt: skip
-    return record, cubin, ptx
+    return with_plan(record), cubin, ptx
+
+
+def with_plan(record: m.KernelRecord) -> m.KernelRecord:
+    """The record with `plan_of` it as its plan."""
+    return dataclasses.replace(record, plan=_file("plans", plan_of(record), ".json"))
+
+
+def plan_of(record: m.KernelRecord) -> bytes:
+    """The least that counts as a plan: one role, whose warps keep the registers of the launch."""
+    warps = list(range(record.launch.threads // 32))
+    role = {"name": "all", "warp_ids": warps, "num_regs": record.resources.registers}
+    return json.dumps({"roles": [role], "spec": record.spec}).encode()
 
 
 def _file(folder: str, data: bytes, suffix: str) -> m.FileRecord:
@@ -108,7 +121,7 @@ def write_bundle(
         entry = m.KernelEntry(
             record.id, record.family, record.arch, record.serves, record.rank, digest, len(text)
         )  # fmt: skip
-        for f, data in ((entry.record, text), (record.cubin, cubin), (record.ptx, ptx), (record.plan, NO_PLAN)):
+        for f, data in ((entry.record, text), (record.cubin, cubin), (record.ptx, ptx), (record.plan, plan_of(record))):
             path = root / f.path
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)

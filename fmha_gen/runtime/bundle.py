@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BundleError, DriverError, ProblemError
 from ..manifest import KernelEntry, KernelRecord, Manifest
-from ..manifest_io import read_manifest, read_plan, read_record, read_verified_file
+from ..manifest_io import read_line_map, read_manifest, read_plan, read_record, read_verified_file
 from . import arguments
 from . import select as selection
 from .bound import PreparedLaunch
@@ -149,8 +149,7 @@ class Bundle:
     def _load_files(self, record: KernelRecord, device: Device) -> Any:
         file, lines, plan = record.cubin, None, None
         if self.driver.image == "ptx":
-            file, plan = record.ptx, read_plan(self._folder, record)
-            lines = None if record.line_map is None else read_verified_file(self._folder, record.line_map)
+            file, lines, plan = record.ptx, read_line_map(self._folder, record), read_plan(self._folder, record)
         image = read_verified_file(self._folder, file)
         return self.driver.load(record, image, device, f"{self._folder}/{file.path}", lines, plan)
 

@@ -179,7 +179,7 @@ class CudaDriver:
         image: bytes,
         device: Device,
         where: str,
-        line_map: bytes | None = None,
+        line_map: Mapping[str, Any] | None = None,
         plan: Mapping[str, Any] | None = None,
     ) -> CudaKernel:
         """Load a kernel into the context that `device` has now, and opt in to its shared memory there.

@@ -126,12 +126,13 @@ class Driver(Protocol):
         image: bytes,
         device: Device,
         where: str,
-        line_map: bytes | None = None,
-        plan: Mapping[str, Any] | None = None,
+        line_map: Mapping[str, Any] | None,
+        plan: Mapping[str, Any] | None,
     ) -> Any:
         """Load a kernel so that no later launch on `device` loads anything. `image` is verified already.
 
-        line_map, plan: of a PTX image, for messages (see docs/bundle.md).
+        line_map, plan: of a PTX image, decoded and checked (see docs/bundle.md); None with a cubin. plan: its roles and
+        registers are those that the simulator names and checks. line_map: for messages; None where there is none.
         """
 
     def bind(self, kernel: Any, packed: PackedLaunch, device: Device) -> BoundLaunch:

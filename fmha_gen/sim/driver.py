@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +38,8 @@ _ELEMENTS = {"bf16": "bf16", "fp16": "f16"}
 class Lines:
     """PTX line -> (source file, line), from a bundle's line map; empty without one."""
 
-    def __init__(self, line_map: bytes | None) -> None:
-        data = {"files": [], "spans": []} if line_map is None else json.loads(line_map)
+    def __init__(self, line_map: Mapping[str, Any] | None) -> None:
+        data = {"files": [], "spans": []} if line_map is None else line_map
         self._files: list[str] = data["files"]
         self._spans: list[list[int]] = data["spans"]
 
@@ -135,16 +134,20 @@ class SimDriver:
         image: bytes,
         device: Device,
         where: str,
-        line_map: bytes | None = None,
-        plan: Mapping[str, Any] | None = None,
+        line_map: Mapping[str, Any] | None,
+        plan: Mapping[str, Any] | None,
     ) -> SimKernel:
-        """Parse and translate a kernel's PTX. Raises BundleError: no PTX; SimError: not modelled."""
+        """Parse and translate a kernel's PTX. Raises BundleError: no PTX; SimError: no plan, or not modelled."""
+        if plan is None:
+            raise SimError(
+                f"{where}: came without its plan, which the registers are checked against; pass read_plan()'s"
+            )
         try:
             ptx = image.decode("ascii")
         except UnicodeDecodeError:
             raise BundleError(f"{where}: is no PTX text; rebuild the bundle") from None
         lines = Lines(line_map)
-        roles, planned = roles_of(plan or {}), planned_registers(plan or {})
+        roles, planned = roles_of(plan), planned_registers(plan)
         kernel = SimKernel(record.id, ptx, record.symbol, record.resources.registers, roles, planned, where)
         program = prepare(Launch(ptx, (1,), (record.launch.threads,), (), entry=record.symbol))
         for ins in program.kernel.instrs:  # reports name source lines, although the PTX has no debug information
@@ -242,9 +245,9 @@ def _param(kernel: SimKernel, arg: TensorMapArgs | int | float) -> Param:
 def _check_registers(result: Result, kernel: SimKernel) -> None:
     """Warps must end with the registers that the plan gives their role: its budget was solved for these."""
     for warp, counts in sorted(result.registers.items()):
-        planned = kernel.planned_registers.get(warp)
+        planned = kernel.planned_registers[warp]
         wrong = sorted(counts - {planned})
-        if planned is not None and wrong:
+        if wrong:
             role = kernel.roles.get(warp, "")
             text = f"ends with {wrong[0]} registers per thread, the plan gives its role {planned}: setmaxnreg is wrong"
             result.findings.append(Finding("setmaxnreg-plan", text, "error", -1, warp, role, 0, None, ""))
@@ -261,13 +264,12 @@ def summary(findings: Sequence[Finding]) -> list[str]:
 
 def roles_of(plan: Mapping[str, Any]) -> dict[int, str]:
     """Warp -> role name, from the kernel's plan."""
-    return {warp: role["name"] for role in plan.get("roles", ()) for warp in role["warp_ids"]}
+    return {warp: role["name"] for role in plan["roles"] for warp in role["warp_ids"]}
 
 
 def planned_registers(plan: Mapping[str, Any]) -> dict[int, int]:
     """Warp -> registers per thread after setmaxnreg, from the kernel's plan."""
-    roles = (role for role in plan.get("roles", ()) if "num_regs" in role)
-    return {warp: role["num_regs"] for role in roles for warp in role["warp_ids"]}
+    return {warp: role["num_regs"] for role in plan["roles"] for warp in role["warp_ids"]}
 
 
 def counters(result: Result) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import FileError, ProblemError, SelectionError
 from ..manifest import KernelEntry, Manifest
-from ..manifest_io import read_cubin, read_manifest, read_plan, read_ptx, read_record
+from ..manifest_io import read_cubin, read_line_map, read_manifest, read_plan, read_ptx, read_record
 from ..output_file import check_output, write_output
 from ..runtime.select import matching
 from .bench import open_bench
@@ -120,6 +120,7 @@ def _task(bundle: str | os.PathLike[str], entry: KernelEntry, options: VerifyOpt
     read_cubin(bundle, record)
     read_ptx(bundle, record)
     read_plan(bundle, record)
+    read_line_map(bundle, record)
     digests = record.ptx.sha256, record.cubin.sha256
     return Task(str(bundle), entry.id, options.driver, options.quick, options.seeds, *digests)
 

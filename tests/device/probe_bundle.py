@@ -10,7 +10,7 @@ from fmha_gen import manifest as m
 from fmha_gen.arch import ARCHS
 from fmha_gen.compiler import CompileJob, code_digest, compile_kernel
 from fmha_gen.compiler.gates import Expected
-from tests.launcher_fixtures import canonical_params, make_record, write_bundle
+from tests.launcher_fixtures import canonical_params, make_record, with_plan, write_bundle
 
 SYMBOL = "launcher_probe_0"
 SMEM_BYTES = 100 * 1024
@@ -28,7 +28,7 @@ def build(root: Path, arch: str) -> Path:
     record, cubin, ptx = make_record(q_stage=1, arch=arch, smem=SMEM_BYTES, cubin=compiled.cubin, ptx=compiled.ptx)
     launch = m.LaunchRecord(THREADS, (1, 1, 1), SMEM_BYTES, m.Rule("persistent", {"rows": 128}))
     record = dataclasses.replace(record, symbol=SYMBOL, params=params, launch=launch, resources=compiled.resources)
-    write_bundle(root, [(record, cubin, ptx)])
+    write_bundle(root, [(with_plan(record), cubin, ptx)])
     return root
 
 

@@ -66,8 +66,8 @@ class _MutantDriver(SimDriver):
         image: bytes,
         device: Device,
         where: str,
-        line_map: bytes | None = None,
-        plan: Mapping[str, Any] | None = None,
+        line_map: Mapping[str, Any] | None,
+        plan: Mapping[str, Any] | None,
     ) -> SimKernel:
         if self.mutant is not None:
             image = self.mutant.apply(image.decode()).encode()

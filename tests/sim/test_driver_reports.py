@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from fmha_gen.sim.driver import SimKernel, _check_registers, summary
+import pytest
+
+from fmha_gen.errors import SimError
+from fmha_gen.sim.driver import SimDriver, SimKernel, _check_registers, summary
 from fmha_gen.sim.findings import Finding, Result
+from tests.fake_bundle import make_kernel
 
 
 def finding(line: int, loc: tuple[str, int] | None, role: str = "softmax0", kind: str = "race") -> Finding:
@@ -24,9 +28,16 @@ def test_without_a_line_map_ptx_lines_tell_findings_apart() -> None:
     assert len(summary([finding(1, None), finding(2, None), finding(2, None)])) == 2
 
 
+def test_a_kernel_is_not_loaded_without_its_plan() -> None:
+    """Without one nothing would tell a wrong setmaxnreg."""
+    kernel, driver = make_kernel(), SimDriver()
+    with pytest.raises(SimError, match=r"^k\.ptx: came without its plan, .*; pass read_plan\(\)'s$"):
+        driver.load(kernel.record, kernel.ptx, driver.device(0), "k.ptx", None, None)
+
+
 def test_registers_must_be_those_of_the_plan() -> None:
     kernel = SimKernel("k", "", "k_0", 128, {0: "softmax0", 4: "correction"}, {0: 192, 4: 80}, "k.ptx")
-    right = Result(registers={0: {192}, 4: {80}, 5: {24}})  # the plan says nothing of warp 5
+    right = Result(registers={0: {192}, 4: {80}})
     _check_registers(right, kernel)
     assert right.ok
     wrong = Result(registers={0: {192, 128}, 4: {80}})

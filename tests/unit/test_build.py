@@ -74,7 +74,8 @@ class FakeCompiler:
             registers=128,
         )
         resources = Resources(128, 0, 0, 0, job.tmem_cols, 128)
-        return CompiledKernel(cubin, make_ptx(want.symbol, want.arch), b"{}\n", resources, "13.4", "13.4.59", 1.5)
+        lines = b'{"files": [], "spans": []}\n'
+        return CompiledKernel(cubin, make_ptx(want.symbol, want.arch), lines, resources, "13.4", "13.4.59", 1.5)
 
 
 @pytest.fixture

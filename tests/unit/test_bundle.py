@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import operator
 import os
 import re
 import shutil
@@ -220,10 +222,33 @@ def replace_plan(plan: object):
     return change
 
 
-def planned(key: str, value: object):
-    return replace_plan({key: value})
+def planned(*path_and_value):
+    """An edit of the kernel's plan: the value at a path, MISSING for no such key."""
+
+    def change(record, put):
+        plan = json.loads(json.dumps(make_kernel().plan))
+        *path, key, value = path_and_value
+        held = functools.reduce(operator.getitem, path, plan)
+        held[key] = value
+        if value is MISSING:
+            del held[key]
+        record["plan"] = put("plans", ".json", json.dumps(plan).encode())
+
+    return change
 
 
+def replace_line_map(data: bytes):
+    def change(record, put):
+        record["line_map"] = put("lines", ".json", data)
+
+    return change
+
+
+def spans(*spans: object):
+    return replace_line_map(json.dumps({"files": ["kernel.py"], "spans": spans}).encode())
+
+
+MISSING = object()
 RULE = {"name": "persistent", "constants": {"rows": 256}}
 
 
@@ -280,6 +305,86 @@ def test_edits_that_can_be_known_wrong_are_refused_with_every_digest_right(root:
     rewrite_record(root, change)
     with pytest.raises(BundleError, match=says):
         check_bundle(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (replace_plan({}), "spec is missing; a plan has the spec of its record"),
+        (planned("spec", None), "spec is None; a plan has the spec"),
+        (planned("spec", "head_dim_qk", 64), "spec.head_dim_qk of the record is 128, plan.spec says 64"),
+        (planned("spec", "head_dim_qk", MISSING), "spec.head_dim_qk of the record is 128, plan.spec says missing"),
+        (planned("spec", "mask", "causal"), "spec.mask of the record is missing, plan.spec says 'causal'"),
+        (planned("roles", MISSING), "roles is missing; a plan has a list of them"),
+        (planned("roles", {}), "roles is {}; a plan has a list of them"),
+        (planned("roles", None), "roles is None; a plan has"),
+        (planned("roles", 7), "roles is 7; a plan has"),
+        (planned("roles", "all"), "roles is 'all'; a plan has"),
+        (planned("roles", [7]), r"roles\[0\] is 7; a role is an object"),
+        (planned("roles", 0, "name", 7), r"roles\[0\].name is 7; a role has a text"),
+        (
+            planned("roles", 0, "warp_ids", MISSING),
+            r"roles\[0\].warp_ids is missing; a role has a list of whole numbers",
+        ),
+        (planned("roles", 0, "warp_ids", 3), r"roles\[0\].warp_ids is 3; a role has a list"),
+        (planned("roles", 0, "warp_ids", 0, True), r"roles\[0\].warp_ids is \[True, 1, .*; a role has a list"),
+        (planned("roles", 0, "num_regs", MISSING), r"roles\[0\].num_regs is missing; a role has a whole number"),
+        (planned("roles", 0, "num_regs", "128"), r"roles\[0\].num_regs is '128'; a role has"),
+        (
+            planned("roles", []),
+            r"roles: their warp_ids lack \[0, 1, 2, .*, 15\] and have \[\] too many; launch.threads is 512, so",
+        ),
+        (
+            planned("roles", 0, "warp_ids", 5, 99),
+            r"roles: their warp_ids lack \[5\] and have \[99\] too many; .* warps 0 to 15 is in one",
+        ),
+        (planned("roles", 0, "warp_ids", [*range(16), 3]), r"roles: their warp_ids lack \[\] and have \[3\] too many"),
+    ],
+)
+def test_a_plan_without_what_the_simulator_needs_is_refused_by_every_reader(root: Path, change, says: str):
+    rewrite_record(root, change)
+    refused_by_every_reader(root, rf"/plans/edited\.\w+\.json: {says}")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (replace_line_map(b"not JSON"), "8 bytes that are not JSON"),
+        (replace_line_map(b"[]"), r"is \[\]; a line map is an object"),
+        (replace_line_map(b"{}"), "files is missing; a line map has a list of names"),
+        (replace_line_map(b'{"files": [7], "spans": []}'), r"files is \[7\]; a line map has a list of names"),
+        (replace_line_map(b'{"files": []}'), "spans is missing; a line map has a list of them"),
+        (spans(7), r"spans\[0\] is 7; it holds a PTX line, the index of a file and a source line"),
+        (spans([1, 0]), r"spans\[0\] is \[1, 0\]; it holds"),
+        (spans([1, 0, "2"]), r"spans\[0\] is \[1, 0, '2'\]; it holds"),
+        (spans([1, -1, 2]), r"spans\[0\] is \[1, -1, 2\]; it holds"),
+        (spans([1, 0, 2], [1, 0, 3]), r"spans\[1\] starts at PTX line 1; it must come after line 1"),
+        (spans([1, 0, 2], [2, 1, 3]), r"spans\[1\] is of file 1; files has 1, counted from 0"),
+    ],
+)
+def test_a_line_map_in_which_nothing_can_be_looked_up_is_refused_by_every_reader(root: Path, change, says: str):
+    rewrite_record(root, change)
+    refused_by_every_reader(root, rf"/lines/edited\.\w+\.json: {says}")
+
+
+def refused_by_every_reader(root: Path, says: str) -> None:
+    """By `inspect`, `verify`, and the launcher on the simulator, which `run` goes through."""
+    with pytest.raises(BundleError, match=says):
+        check_bundle(root)
+    pytest.importorskip("numba", reason="the simulator needs numba")
+    from fmha_gen.runtime import Bundle
+    from fmha_gen.sim.driver import SimDriver
+    from fmha_gen.verify import VerifyOptions, verify_bundle
+
+    with pytest.raises(BundleError, match=says):
+        verify_bundle(root, VerifyOptions(only="*d128*"))
+    with pytest.raises(BundleError, match=says):
+        Bundle.open(root, SimDriver()).preload("*d128*")
+
+
+def test_a_kernel_without_a_line_map_is_whole(tmp_path: Path):
+    make_bundle(tmp_path / "b", [dataclasses.replace(make_kernel(), line_map=None)])
+    assert check_bundle(tmp_path / "b").records[0].line_map is None
 
 
 def test_an_edit_with_every_digest_right_that_contradicts_nothing_is_not_found(root: Path):

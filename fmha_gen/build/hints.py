@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..plan import KernelPlan
+from ..plan import KernelPlan, registers
+from ..plan.sm90 import solve as sm90
 
 _WARPS_PER_GROUP, _THREADS_PER_GROUP = 4, 128
-_MOST = {"sm_100a": 256, "sm_90a": 240}  # registers per thread that setmaxnreg gives a role
 # How the gates name local memory; it counts whole kernels, so that which role spills is not known here.
 SPILLS = ("STL/LDL instructions", "bytes of stack per thread")
 
@@ -27,10 +27,11 @@ def spill_hint(plan: KernelPlan) -> str:
     used //= _WARPS_PER_GROUP
     fields = ", ".join(f"{name} {getattr(spec.registers, name)} ({' '.join(fed)})" for name, fed in roles.items())
     pool = plan.launch_regs * plan.num_threads // _THREADS_PER_GROUP  # setmaxnreg moves what a launch was given
+    most = sm90.REG_MAX if plan.wgmma else registers.REG_MAX
     room = f"{pool - used} are free" if used < pool else "so lower another"
     return (
         f"{spec.source}: registers: {fields}: raise the field of the role that spills, most often softmax (at most "
-        f"{_MOST[spec.arch]}); the warpgroups hold {used} of {pool} per thread, {room}; or {_else(plan)}; no option "
+        f"{most}); the warpgroups hold {used} of {pool} per thread, {room}; or {_else(plan)}; no option "
         f"lets spills pass"
     )
 

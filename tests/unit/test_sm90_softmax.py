@@ -16,7 +16,7 @@ from fmha_gen.plan import make_plan
 from fmha_gen.render import render
 from fmha_gen.spec import KernelSpec
 
-FUNCTIONS = {"exact_rows", "quick_rows", "settle_rows", "scaled_block", "exact_block"}
+FUNCTIONS = {"exact_rows", "quick_rows", "settle_rows", "scaled_block", "exact_block", "lower_shift"}
 F32 = np.float32
 
 
@@ -116,15 +116,17 @@ def walk(threshold, blocks):
     return kernel
 
 
-def random_blocks(kernel_blocks, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(0, 2, (16, 128)) for _ in range(kernel_blocks)]
+def random_blocks(count, spread=2.0):
+    rng = np.random.default_rng(0)
+    return [rng.normal(0, spread, (16, 128)) for _ in range(count)]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 2.0, 4.0, 8.0])
-@pytest.mark.parametrize("slope", [-4.0, -0.9, 0.0, 0.9, 7.0])
-def test_rows_that_rise_or_fall_all_the_way(threshold, slope):
-    blocks = [s + slope * i for i, s in enumerate(random_blocks(160))]
+@pytest.mark.parametrize("slope", [-4.0, -2.5, -0.9, 0.0, 0.9, 7.0])
+@pytest.mark.parametrize("spread", [0.0, 2.0])
+def test_rows_that_rise_or_fall_all_the_way(threshold, slope, spread):
+    """Also alike elements, whose sum is above a low threshold while the largest falls: no reason to move a shift."""
+    blocks = [s + slope * i for i, s in enumerate(random_blocks(160, spread))]
     kernel = walk(threshold, blocks)
     assert kernel.times_again == 0
     assert kernel.largest_p <= max(2.0**threshold, 1.0) * (1 + 2**-20)

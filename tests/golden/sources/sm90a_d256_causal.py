@@ -495,13 +495,18 @@ def exact_block(s, shift, large, problem):
     block_max = fragment.row_maxima(rows)
     new_shift, factors = [], []
     for r in cutlass.range_constexpr(2):
-        moved = block_max[r] * -scale_log2
-        moved = cutlass.select_(large[r] <= MAX_SUM, shift[r], moved)
-        new_shift.append(cutlass.select_(moved < shift[r], moved, shift[r]))
+        new_shift.append(lower_shift(shift[r], block_max[r] * -scale_log2, large[r]))
         factors.append(cute.arch.exp2(new_shift[r] - shift[r]))
     rows = [fragment.exponentials(rows[r], scale_log2, new_shift[r]) for r in range(2)]
     sums = [fragment.total(rows[r]) for r in range(2)]
     return rows, new_shift, sums, factors
+
+
+@cute.jit
+def lower_shift(shift, wanted, large):
+    """`wanted` where the row's maximum has grown, so that it is lower, and its sum `large` is above MAX_SUM or NaN."""
+    wanted = cutlass.select_(large <= MAX_SUM, shift, wanted)
+    return cutlass.select_(wanted < shift, wanted, shift)
 
 
 @cute.jit
